@@ -1,0 +1,1 @@
+"""Bundles on disk: written whole or not at all, read, checked."""

@@ -1,0 +1,1 @@
+"""The graph we author: tensors with shape and layout, operators, weight slots."""

@@ -1,0 +1,1 @@
+"""The engine's byte formats: graph JSON, weight records, tokenizer, configuration."""

@@ -1,0 +1,1 @@
+"""Recipes, and quantizers as pure functions on arrays."""

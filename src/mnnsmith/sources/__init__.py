@@ -1,0 +1,1 @@
+"""Checkpoints as people have them: safetensors folders, hub ids, GGUF files."""

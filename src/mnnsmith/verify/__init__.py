@@ -1,0 +1,1 @@
+"""Checks of a bundle against its original."""
