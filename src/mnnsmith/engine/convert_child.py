@@ -1,0 +1,51 @@
+"""The process that runs the engine's converter: limits itself, then turns graph JSON into `.mnn`.
+
+Run as `python convert_child.py IN.json OUT.mnn MEMORY_LIMIT_BYTES`.  The converter is native code
+that segfaults on some bad input, prints to stdout and reports failure by a printed line alone, so
+the parent judges only the exit status and the output file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+MINIMUM_ARGUMENTS = 4
+
+
+def limit_this_process(memory_limit_bytes: int) -> None:
+    """Bound the address space, write no core file, and die with the parent (Linux)."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != MINIMUM_ARGUMENTS:
+        sys.stderr.write("usage: convert_child.py IN.json OUT.mnn MEMORY_LIMIT_BYTES\n")
+        return 2
+    _, json_name, mnn_name, limit = arguments
+    # This file's folder is first on the path; nothing here may shadow what the engine imports.
+    sys.path.pop(0)
+    limit_this_process(int(limit))
+    # `_tools` is the converter's module and lies beside the MNN package.  The `MNN.tools` package
+    # must not be imported: it installs packages and reports usage over the network.
+    import _tools
+
+    _tools.mnnconvert(
+        ["mnnconvert", "-f", "JSON", "--modelFile", json_name, "--MNNModel", mnn_name]
+    )
+    # No interpreter shutdown: destructors of the native code have nothing to add.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv))

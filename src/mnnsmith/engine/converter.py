@@ -1,0 +1,120 @@
+"""Graph JSON to the engine's binary graph, in a child process that cannot hurt this one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mnnsmith.errors import ConversionError, EnvironmentProblem
+
+CONVERTER_MEMORY_LIMIT_BYTES = 4 << 30
+CONVERTER_TIMEOUT_S = 300.0
+LOG_TAIL_BYTES = 4000
+# A disk this full has most likely cut the output short; the converter does not notice.
+DISK_FULL_BYTES = 64 << 10
+
+
+def graph_json_to_mnn(
+    json_path: Path,
+    mnn_path: Path,
+    *,
+    memory_limit_bytes: int = CONVERTER_MEMORY_LIMIT_BYTES,
+    timeout_s: float = CONVERTER_TIMEOUT_S,
+) -> None:
+    """Convert the graph JSON at `json_path` and put the result at `mnn_path`, whole or not at all.
+
+    The child works in a temporary folder beside `mnn_path`, where both files have plain names, so
+    any path that the file system takes will do.  `memory_limit_bytes` bounds the child's address
+    space, `timeout_s` its life.  An existing `mnn_path` is replaced only on success.
+
+    Raises ConversionError, with the end of the converter's log, when the child fails, crashes,
+    runs out of time or leaves no valid file; EnvironmentProblem when the disk is full.
+    """
+    json_path = Path(json_path).absolute()
+    mnn_path = Path(mnn_path).absolute()
+    if not json_path.is_file():
+        raise ConversionError(f"{json_path}: the graph to convert does not exist.")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".convert-", dir=mnn_path.parent) as folder:
+            work = Path(folder)
+            (work / "graph.json").symlink_to(json_path)
+            status = _run_child(work, memory_limit_bytes, timeout_s)
+            log = _tail(work / "log")
+            if status != 0:
+                raise ConversionError(
+                    f"{json_path}: the engine's converter {_describe(status)}. "
+                    f"Its last output:\n{log}",
+                    "An operator or parameter name that the engine does not know does this.",
+                )
+            _check_output(work / "graph.mnn", json_path, log)
+            os.replace(work / "graph.mnn", mnn_path)
+    except subprocess.TimeoutExpired as error:
+        raise ConversionError(
+            f"{json_path}: the engine's converter did not finish within {timeout_s:g} s.",
+            "Allow more time, or look at the size of the graph.",
+        ) from error
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{mnn_path.parent}: cannot write the converted graph: {error.strerror or error}.",
+            "Check free space and permissions of the output folder.",
+        ) from error
+
+
+def _run_child(work: Path, memory_limit_bytes: int, timeout_s: float) -> int:
+    child = Path(__file__).with_name("convert_child.py")
+    command = [sys.executable, str(child), "graph.json", "graph.mnn", str(memory_limit_bytes)]
+    with open(work / "log", "wb") as log:
+        # A session of its own: Ctrl-C reaches the parent, which ends the child by leaving `run`.
+        return subprocess.run(
+            command,
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            start_new_session=True,
+            check=False,
+        ).returncode
+
+
+def _check_output(path: Path, json_path: Path, log: str) -> None:
+    """A flatbuffer starts with the offset of its root table, which lies inside the file."""
+    if not path.is_file():
+        raise ConversionError(
+            f"{json_path}: the engine's converter wrote nothing. Its last output:\n{log}"
+        )
+    size_bytes = path.stat().st_size
+    if shutil.disk_usage(path.parent).free < DISK_FULL_BYTES:
+        raise EnvironmentProblem(
+            f"{path.parent}: the disk is full; the converted graph cannot be trusted.",
+            "Free some space and convert again.",
+        )
+    with open(path, "rb") as file:
+        root_offset = int.from_bytes(file.read(4), "little")
+    if size_bytes < 8 or not 4 <= root_offset < size_bytes:
+        raise ConversionError(
+            f"{json_path}: the engine's converter wrote a damaged file of {size_bytes} bytes. "
+            f"Its last output:\n{log}"
+        )
+
+
+def _describe(status: int) -> str:
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return f"crashed with {name}"
+    return f"ended with exit status {status}"
+
+
+def _tail(path: Path) -> str:
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+        return file.read().decode("utf-8", "replace").strip() or "(none)"
