@@ -1,0 +1,409 @@
+"""A bundle at work: logits, generated tokens, statistics.  The model runs in a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
+from mnnsmith.engine.runner import Arrays
+from mnnsmith.engine.sampling import SamplingOptions
+from mnnsmith.errors import ContextLengthError, EngineError, UsageError
+
+F32 = npt.NDArray[np.float32]
+
+LOAD_TIMEOUT_S = 300.0
+CALL_TIMEOUT_S = 300.0
+PIECE_TOKENS = 512
+LEVELS = ("low", "normal", "high")
+
+
+@dataclass(frozen=True)
+class EngineStatistics:
+    """Counts and wall-clock seconds since the bundle was loaded.
+
+    A call with one token counts as decode, one with more as prefill; load includes one token that
+    proves the bundle.  peak_rss_bytes is the most memory the child process held.
+    """
+
+    load_s: float
+    prefill_tokens: int
+    prefill_s: float
+    decode_tokens: int
+    decode_s: float
+    sample_s: float
+    peak_rss_bytes: int
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.prefill_tokens / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        seconds = self.decode_s + self.sample_s
+        return self.decode_tokens / seconds if seconds else 0.0
+
+
+class Engine:
+    """One loaded bundle and one conversation: a KV cache that `forward` and `generate` extend.
+
+    The model runs in a child process of its own.  A damaged bundle, a crash or a hang gives an
+    EngineError and ends the child, never this process.  Threads may share an engine: a call waits
+    for the one before it.  Close it, or use it in a `with` block.
+    """
+
+    def __init__(
+        self,
+        bundle_dir: str | os.PathLike[str],
+        *,
+        memory: str | None = None,
+        precision: str | None = None,
+        threads: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        all_logits: bool = False,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        piece_tokens: int = PIECE_TOKENS,
+    ) -> None:
+        """Load the bundle in `bundle_dir`.
+
+        memory, precision: "low", "normal" or "high"; None takes the bundle's own setting.
+        threads: None takes the bundle's own, at most the processors that are usable.
+        config: keys of the engine's config.json that replace the bundle's.
+        all_logits: set when `forward(all_positions=True)` is the main use; it works without, and
+            then costs a second set of work buffers.
+        load_timeout_s, call_timeout_s: the longest time without a sign of life; a long prompt
+            gives one after each piece.
+        piece_tokens: prompts are fed in pieces of this length, which bounds memory.
+
+        Raises UsageError for wrong options; EngineError when the bundle does not load.
+        """
+        overrides = _overrides(memory, precision, threads, config)
+        if piece_tokens < 1:
+            raise UsageError(f"piece_tokens must be at least 1, found {piece_tokens}.")
+        self.bundle_dir = Path(bundle_dir).absolute()
+        self._call_timeout_s = call_timeout_s
+        self._lock = threading.RLock()
+        self._generation = 0
+        self._position = 0
+        if not self.bundle_dir.is_dir():
+            raise EngineError(f"{self.bundle_dir}: there is no such folder.")
+        self._runner = Runner()
+        try:
+            header, _ = self._runner.call(
+                "load",
+                silence_s=load_timeout_s,
+                bundle=str(self.bundle_dir),
+                config={**overrides, "all_logits": bool(all_logits)},
+                piece_tokens=piece_tokens,
+            )
+        except (EngineError, RunnerRefusedError) as error:
+            self._runner.kill()
+            message = error.message if isinstance(error, EngineError) else str(error)
+            raise EngineError(
+                f"{self.bundle_dir}: the bundle does not load: {message}",
+                "If it was copied or downloaded, check that it is whole: mnnsmith check DIR",
+            ) from error
+        except BaseException:
+            self._runner.kill()
+            raise
+        self.vocab_size: int = header["vocab_size"]
+        self.context_limit: int = header["context_limit"]
+        self.settings: Mapping[str, Any] = header["settings"]
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child process and free everything; twice is fine."""
+        with self._lock:
+            self._runner.close()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`, and after any failure of the engine."""
+        return self._runner.closed
+
+    @property
+    def pid(self) -> int | None:
+        """The child process."""
+        return self._runner.pid
+
+    @property
+    def position(self) -> int:
+        """The number of tokens in the KV cache."""
+        with self._lock:
+            if self._runner.uncertain:
+                self._call("status")
+            return self._position
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token ids in the KV cache."""
+        _, arrays = self._call("tokens")
+        return tuple(arrays["ids"].tolist())
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        header, _ = self._call("statistics")
+        names = EngineStatistics.__dataclass_fields__
+        return EngineStatistics(**{name: header[name] for name in names})
+
+    def forward(self, ids: Sequence[int], *, all_positions: bool = False) -> F32:
+        """Feed `ids` after what the cache holds.
+
+        Returns float32 logits: [vocab] after the last of `ids`, or [len(ids), vocab].  An
+        interrupt (Ctrl-C) stops at the end of a piece and takes the cache back to before the call.
+
+        Raises UsageError for no ids or ids outside the vocabulary, ContextLengthError when they do
+        not fit the context, EngineError when the engine fails.
+        """
+        with self._lock:
+            self._generation += 1
+            array = self._checked(ids)
+            if not all_positions:
+                _, results = self._call("forward", {"ids": array}, all_positions=False)
+                return _writable(results["logits"])
+            logits = np.empty((array.size, self.vocab_size), dtype=np.float32)
+            filled = 0
+
+            def take(_: Header, piece: Arrays) -> None:
+                nonlocal filled
+                rows = piece["logits"]
+                logits[filled : filled + rows.shape[0]] = rows
+                filled += rows.shape[0]
+
+            self._call("forward", {"ids": array}, on_partial=take, all_positions=True)
+            if filled != array.size:
+                raise EngineError(f"{array.size} tokens gave logits for {filled} positions.")
+            return logits
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        options: SamplingOptions | None = None,
+        max_new_tokens: int | None = None,
+        stop_ids: Collection[int] = (),
+    ) -> Generation:
+        """Feed `ids`, then choose token after token; see `Generation` for how it ends.
+
+        options: None chooses the best token each time.  max_new_tokens: None goes on to the end of
+        the context.  stop_ids end the answer and are not part of it.
+
+        Raises as `forward`, before any work is done.
+        """
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens must be at least 1, found {max_new_tokens}.")
+        with self._lock:
+            self._generation += 1
+            array = self._checked(ids)
+            request = (options or SamplingOptions()).request()
+            self._call("begin", options=request)
+            return Generation(self, array, request["seed"], max_new_tokens, frozenset(stop_ids))
+
+    def reset(self) -> None:
+        """Empty the KV cache: the next call sees nothing of what was before."""
+        with self._lock:
+            self._generation += 1
+            self._call("reset")
+
+    def rewind(self, position: int) -> None:
+        """Forget all but the first `position` tokens of the cache.
+
+        Going on from there equals never having fed the forgotten tokens.  Raises UsageError when
+        the cache holds fewer, or is quantized (its stored scales depend on all tokens).
+        """
+        with self._lock:
+            self._generation += 1
+            self._call("rewind", position=int(position))
+
+    def engine_tokenize(self, text: str) -> list[int]:
+        """The ids that the engine's own tokenizer gives: what an app on a phone will see.
+
+        Raises UsageError for text with NUL (the engine's interface ends text there) or lone
+        surrogates.
+        """
+        _, arrays = self._call("tokenize", text=_plain(text))
+        ids: list[int] = arrays["ids"].tolist()
+        return ids
+
+    def engine_detokenize(self, ids: Sequence[int]) -> bytes:
+        """The bytes that the engine's own decoder gives, one token at a time as it streams.
+
+        Token by token there is no stripping of a leading space, and a token may be part of a
+        character; so the result is bytes.
+        """
+        array = self._integers(ids)
+        _, arrays = self._call("detokenize", {"ids": array})
+        return arrays["bytes"].tobytes()
+
+    def engine_apply_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that the engine's own template code makes of `role` / `content` messages."""
+        plain = [{key: _plain(message[key]) for key in ("role", "content")} for message in messages]
+        header, _ = self._call("template", messages=plain)
+        text: str = header["text"]
+        return text
+
+    def _call(self, op: str, arrays: Arrays | None = None, **fields: Any) -> tuple[Header, Arrays]:
+        with self._lock:
+            try:
+                header, results = self._runner.call(
+                    op, arrays, silence_s=self._call_timeout_s, **fields
+                )
+            except RunnerRefusedError as error:
+                raise UsageError(f"{self.bundle_dir.name}: {error}") from error
+            self._position = header["position"]
+            return header, results
+
+    def _integers(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        """`ids` as int32, each inside the vocabulary (the engine itself reads out of bounds)."""
+        array = np.asarray(ids)
+        if array.size == 0:
+            return np.empty(0, dtype=np.int32)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise UsageError(f"token ids must be a flat sequence of integers, found {array.dtype}.")
+        bad = array[(array < 0) | (array >= self.vocab_size)]
+        if bad.size:
+            raise UsageError(
+                f"token id {int(bad[0])} is outside the vocabulary of {self.vocab_size} "
+                f"({self.bundle_dir.name}).",
+                "Were the ids made by another model's tokenizer?",
+            )
+        return array.astype(np.int32)
+
+    def _checked(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
+        """`ids` as `_integers` gives them, not empty, and with room in the context."""
+        array = self._integers(ids)
+        if array.size == 0:
+            raise UsageError("no token ids were given: an empty prompt has nothing to go on from.")
+        position = self.position
+        if position + array.size > self.context_limit:
+            raise ContextLengthError(
+                f"{array.size} tokens do not fit: the context holds {self.context_limit}, of which "
+                f"{position} are in use.",
+                "Shorten the prompt, or start anew with reset().",
+            )
+        return array
+
+
+class Generation(Iterator[int]):
+    """Token ids, one per `next`; the work is done when one is asked for.
+
+    The last token given is not in the cache until the next one is asked for, so to stop is to stop
+    asking: the cache then holds the prompt and all tokens given but the last.  Any other use of
+    the engine ends the generation: asking on is then a UsageError.
+
+    finish_reason: None while it goes on; "stop" (`stop_token` tells which of the stop ids),
+    "length" (max_new_tokens), "context" (the context is full) or "cancelled" (`close`, or an
+    interrupt).
+    seed: the seed in use, also when none was given.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ids: npt.NDArray[np.int32],
+        seed: int,
+        max_new_tokens: int | None,
+        stop_ids: frozenset[int],
+    ) -> None:
+        self._engine = engine
+        self._number = engine._generation
+        self._pending = ids
+        self._left = max_new_tokens
+        self._stop_ids = stop_ids
+        self.seed = seed
+        self.finish_reason: str | None = None
+        self.stop_token: int | None = None
+
+    def __next__(self) -> int:
+        engine = self._engine
+        with engine._lock:
+            if self.finish_reason is not None:
+                raise StopIteration
+            if engine._generation != self._number:
+                raise UsageError(
+                    "the engine was used for something else while this generation ran.",
+                    "One engine holds one conversation; open another for a second one.",
+                )
+            if self._left == 0:
+                return self._finish("length")
+            if engine._position + self._pending.size > engine.context_limit:
+                return self._finish("context")
+            try:
+                header, _ = engine._call("next", {"ids": self._pending})
+            except BaseException:
+                self.finish_reason = "cancelled"
+                raise
+            token: int = header["token"]
+            if token in self._stop_ids:
+                self.stop_token = token
+                return self._finish("stop")
+            self._pending = np.array([token], dtype=np.int32)
+            if self._left is not None:
+                self._left -= 1
+            return token
+
+    def _finish(self, reason: str) -> int:
+        self.finish_reason = reason
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the generation here; the engine is ready for something else."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+
+
+def _overrides(
+    memory: str | None,
+    precision: str | None,
+    threads: int | None,
+    config: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The caller's options as keys of the engine's config.json."""
+    result = dict(config or {})
+    for name, value in (("memory", memory), ("precision", precision)):
+        if value is not None:
+            result[name] = value
+        if name in result and result[name] not in LEVELS:
+            raise UsageError(f"{name} must be one of {', '.join(LEVELS)}, found {result[name]!r}.")
+    if threads is not None:
+        if not 1 <= threads <= 1024:
+            raise UsageError(f"threads must be from 1 to 1024, found {threads}.")
+        result["thread_num"] = threads
+    try:
+        json.dumps(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"config must hold what JSON can hold: {error}.") from error
+    return result
+
+
+def _plain(text: str) -> str:
+    if "\0" in text:
+        raise UsageError("text with a NUL character cannot be given to the engine: it ends there.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"text is not valid Unicode: {error}.") from error
+    return text
+
+
+def _writable(array: npt.NDArray[Any]) -> F32:
+    return np.array(array, dtype=np.float32)

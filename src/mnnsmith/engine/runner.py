@@ -1,0 +1,632 @@
+"""The process in which a language model runs: one plain file that needs only numpy and MNN.
+
+`python runner.py` speaks a framed protocol on stdin and stdout, so the other end may be a local
+pipe, ssh, adb or an emulator.  A frame is a 4-byte little-endian length, that many bytes of JSON,
+then the raw bytes of the arrays that the JSON lists as `"arrays": [{name, dtype, shape}, ...]`.
+A request has `op` and `id`; its replies repeat the `id`.  Replies with `partial` come before the
+last one, and prove that work goes on.  Every reply has `position`, the tokens in the KV cache.
+
+What the engine prints goes to stderr: stdout is put out of its reach before anything is imported.
+A request that arrives while another is at work means that the caller gave up on the earlier one:
+the work stops at the next piece of the prompt, and the cache goes back to where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+HEADER_LIMIT_BYTES = 64 << 20
+ARRAY_LIMIT_BYTES = 8 << 30
+CONFIG_LIMIT_BYTES = 64 << 20
+ALL_POSITIONS_BUDGET_BYTES = 32 << 20
+UNQUANTIZED_CACHE = 8
+FILE_KEYS = {
+    "llm_config": "llm_config.json",
+    "llm_model": "llm.mnn",
+    "llm_weight": "llm.mnn.weight",
+    "tokenizer_file": "tokenizer.txt",
+}
+
+
+class RefusedError(Exception):
+    """The request is wrong; the model and its cache are as they were."""
+
+
+class FailedError(Exception):
+    """The engine failed; nothing can be said about its state."""
+
+
+class CancelledError(Exception):
+    """The caller gave up on the request."""
+
+
+class DamagedStreamError(Exception):
+    """What came through the pipe is no frame."""
+
+
+# --- sampling: pure functions on one row of logits ---------------------------------------------
+
+
+def apply_penalties(
+    logits: F64,
+    seen: npt.NDArray[np.bool_],
+    counts: npt.NDArray[np.int64],
+    options: Mapping[str, Any],
+) -> F64:
+    """Lower the logits of tokens that occurred already; `logits` [vocab] is not changed.
+
+    repetition_penalty divides positive and multiplies negative logits of every token in the
+    context `seen` (Keskar et al. 2019, as transformers does); presence_penalty and
+    frequency_penalty subtract once, and per occurrence in the answer (`counts`), as OpenAI does.
+    """
+    result: F64 = logits.copy()
+    if options["repetition_penalty"] != 1.0:
+        ids = np.flatnonzero(seen)
+        old = result[ids]
+        penalty = options["repetition_penalty"]
+        result[ids] = np.where(old > 0, old / penalty, old * penalty)
+    if options["presence_penalty"] or options["frequency_penalty"]:
+        ids = np.flatnonzero(counts)
+        result[ids] -= options["presence_penalty"] + options["frequency_penalty"] * counts[ids]
+    return result
+
+
+def candidates(
+    logits: F64, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[I64, F64]:
+    """The token ids that may be drawn, ascending, and their probabilities.
+
+    In the order of transformers' warpers: temperature, the `top_k` best (ties stay; 0 = all), the
+    smallest set that holds `top_p` of the probability, and those with at least `min_p` of the
+    best one's.  The best token always stays.
+    """
+    ids = np.arange(logits.size, dtype=np.int64)
+    scores = logits / temperature
+    if 0 < top_k < scores.size:
+        keep = scores >= np.partition(scores, -top_k)[-top_k]
+        ids, scores = ids[keep], scores[keep]
+    weights = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    if top_p < 1.0:
+        keep = _nucleus(weights, top_p)
+        ids, weights = ids[keep], weights[keep]
+    if min_p > 0.0:
+        keep = weights >= min_p * weights.max()
+        ids, weights = ids[keep], weights[keep]
+    return ids, weights / weights.sum()
+
+
+def _nucleus(weights: F64, top_p: float) -> npt.NDArray[np.bool_]:
+    """Which of the probabilities `weights` form the top-p set (Holtzman et al. 2020)."""
+    tail = 1.0 - top_p
+    # Below tail / n all together cannot exceed the tail: they go without being sorted.
+    likely = np.flatnonzero(weights > tail / weights.size)
+    order = likely[np.argsort(weights[likely], kind="stable")]
+    dropped_mass = max(0.0, 1.0 - float(weights[likely].sum()))
+    reached = dropped_mass + np.cumsum(weights[order])
+    keep = np.zeros(weights.size, dtype=np.bool_)
+    keep[order[reached > tail]] = True
+    keep[int(weights.argmax())] = True
+    return keep
+
+
+class Sampler:
+    """The state of one generation: options, random numbers, and which tokens occurred."""
+
+    def __init__(self, options: Mapping[str, Any], vocab_size: int, context: Sequence[int]) -> None:
+        self.options = dict(options)
+        self.random = np.random.Generator(np.random.PCG64(self.options["seed"]))
+        self.seen = np.zeros(vocab_size, dtype=np.bool_)
+        self.seen[np.asarray(context, dtype=np.int64)] = True
+        self.counts = np.zeros(vocab_size, dtype=np.int64)
+        self.penalized = (
+            self.options["repetition_penalty"] != 1.0
+            or self.options["presence_penalty"] != 0.0
+            or self.options["frequency_penalty"] != 0.0
+        )
+
+    def draw(self, logits: F32) -> int:
+        """The next token id for the logits [vocab]; temperature 0 takes the best."""
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):
+            raise FailedError(
+                "the logits are not finite: weights are damaged, or a value overflowed."
+            )
+        options = self.options
+        token = best
+        if self.penalized or options["temperature"] != 0.0:
+            values = logits.astype(np.float64)
+            if self.penalized:
+                values = apply_penalties(values, self.seen, self.counts, options)
+            if options["temperature"] == 0.0:
+                token = int(values.argmax())
+            else:
+                ids, weights = candidates(
+                    values,
+                    options["temperature"],
+                    options["top_k"],
+                    options["top_p"],
+                    options["min_p"],
+                )
+                place = np.searchsorted(np.cumsum(weights), self.random.random(), side="right")
+                token = int(ids[min(int(place), ids.size - 1)])
+        self.seen[token] = True
+        self.counts[token] += 1
+        return token
+
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+def read_config(folder: str, name: str) -> dict[str, Any]:
+    """A JSON object of the bundle, or RefusedError."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(CONFIG_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise RefusedError(f"{path}: {error.strerror or error}.") from error
+    if len(data) > CONFIG_LIMIT_BYTES:
+        raise RefusedError(f"{path}: larger than {CONFIG_LIMIT_BYTES} bytes.")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"{path}: not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise RefusedError(f"{path}: a JSON object is expected, found {type(value).__name__}.")
+    return value
+
+
+def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's view of config.json, llm_config.json and the caller's overrides, checked."""
+    config = read_config(folder, "config.json")
+    if "base_dir" in config:
+        raise RefusedError(f"{folder}/config.json: base_dir is set; a bundle holds its own files.")
+    for key, default in FILE_KEYS.items():
+        name = config.get(key, default)
+        if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):
+            raise RefusedError(
+                f"{folder}/config.json: {key} must be a plain file name, found {name!r}."
+            )
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):
+            raise RefusedError(f"{path}: missing ({key} of the bundle).")
+        if os.path.getsize(path) == 0:
+            raise RefusedError(f"{path}: the file is empty ({key} of the bundle).")
+        if key == "llm_config":
+            config = {**config, **read_config(folder, name)}
+    config = {**config, **overrides}
+    if config.get("attention_mask") in ("glm", "glm2"):
+        raise RefusedError(
+            f"{folder}: attention mask {config['attention_mask']!r} is not supported."
+        )
+    if not isinstance(config.get("max_position_embeddings"), int):
+        raise RefusedError(
+            f"{folder}: llm_config.json has no max_position_embeddings (an integer), so the end "
+            f"of the context is unknown."
+        )
+    return config
+
+
+class Model:
+    """One loaded model and the token ids in its KV cache."""
+
+    def __init__(self, folder: str, overrides: Mapping[str, Any], piece_tokens: int) -> None:
+        config = bundle_config(folder, overrides)
+        threads = config.get("thread_num", 4)
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1 << 16
+        self.settings = {
+            "memory": "low",
+            "precision": "low",
+            "attention_mode": UNQUANTIZED_CACHE,
+            "dynamic_option": 0,
+            "backend_type": "cpu",
+        }
+        self.settings.update({key: config[key] for key in self.settings if key in config})
+        self.settings["thread_num"] = threads if "thread_num" in overrides else min(threads, usable)
+        self.context_limit: int = config["max_position_embeddings"]
+        self.piece_tokens = piece_tokens
+        self.tokens: list[int] = []
+        self.all_logits = bool(overrides.get("all_logits", False))
+        self.counters = dict.fromkeys(("prefill_tokens", "decode_tokens"), 0)
+        self.seconds = dict.fromkeys(("prefill_s", "decode_s", "sample_s"), 0.0)
+        started = time.perf_counter()
+        self.llm = self._load(folder, overrides)
+        # One token proves that the weights fit the graph, and tells the size of the vocabulary.
+        self.vocab_size = int(self._run([0], all_positions=False).shape[-1])
+        self.reset()
+        self.load_s = time.perf_counter() - started
+
+    def _load(self, folder: str, overrides: Mapping[str, Any]) -> Any:
+        import MNN.llm
+
+        llm = MNN.llm.create(os.path.join(folder, "config.json"))._c_obj
+        fixed: dict[str, Any] = {
+            **self.settings,
+            "all_logits": self.all_logits,
+            # Prompts are cut in pieces here: the engine's own way returns the last piece's logits.
+            "chunk": 0,
+            "chunk_limits": [],
+            "speculative_type": "",
+        }
+        if any(overrides.get(key) for key in ("use_mmap", "kvcache_mmap")):
+            fixed["tmp_path"] = overrides.get("tmp_path", os.getcwd())
+        llm.set_config(json.dumps({**overrides, **fixed}))
+        if not llm.load():
+            raise FailedError(f"{folder}: the engine could not load this bundle.")
+        return llm
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse what the engine would read out of bounds."""
+        if not ids:
+            raise RefusedError("no token ids were given.")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            bad = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise RefusedError(f"token id {bad} is outside the vocabulary of {self.vocab_size}.")
+        if self.position + len(ids) > self.context_limit:
+            raise RefusedError(
+                f"{self.position} tokens in the cache and {len(ids)} more exceed the context of "
+                f"{self.context_limit}."
+            )
+
+    def forward(self, ids: Sequence[int], *, all_positions: bool) -> Iterator[F32]:
+        """Feed `ids`, a piece at a time; yields float32 logits [1, vocab] or [piece, vocab]."""
+        self.check_ids(ids)
+        step = self.piece_tokens
+        if all_positions:
+            step = min(step, max(16, ALL_POSITIONS_BUDGET_BYTES // (4 * self.vocab_size)))
+        kind = "prefill" if len(ids) > 1 else "decode"
+        for start in range(0, len(ids), step):
+            began = time.perf_counter()
+            piece = ids[start : start + step]
+            logits = self._run(piece, all_positions=all_positions)
+            self.counters[f"{kind}_tokens"] += len(piece)
+            self.seconds[f"{kind}_s"] += time.perf_counter() - began
+            yield logits
+
+    def _run(self, ids: Sequence[int], *, all_positions: bool) -> F32:
+        """One call of the engine: logits [len(ids) or 1, vocab]."""
+        one = len(ids) == 1
+        if not one and all_positions != self.all_logits:
+            self.all_logits = all_positions
+            self.llm.set_config(json.dumps({"all_logits": all_positions}))
+        # The engine takes "answer begun" for "decode", and clones the module for each new length
+        # of a decode; so this says what the call is: one token a decode, more a prefill.
+        self.llm.set_context({"gen_seq_len": 1 if one else 0})
+        result = self.llm.forward([int(i) for i in ids])
+        if not result.valid:
+            raise FailedError("the engine's forward pass failed; its log says why.")
+        shape = result.shape
+        # The native array must be gone before its model is: copy, then drop it.
+        logits = np.array(result.read(), dtype=np.float32).reshape(-1, shape[-1])
+        del result
+        if logits.shape[0] != (len(ids) if all_positions else 1):
+            raise FailedError(f"{len(ids)} tokens gave logits of shape {shape}.")
+        self.tokens.extend(ids)
+        if self.llm.get_current_history() != self.position:
+            raise FailedError(
+                f"the KV cache holds {self.llm.get_current_history()} tokens, not {self.position}."
+            )
+        return logits
+
+    def reset(self) -> None:
+        self.llm.reset()
+        self.tokens = []
+
+    def rewind(self, position: int) -> None:
+        """Forget all but the first `position` tokens."""
+        if not 0 <= position <= self.position:
+            raise RefusedError(
+                f"cannot rewind to {position}: {self.position} tokens are in the cache."
+            )
+        if position == 0:
+            self.reset()
+        elif position < self.position:
+            if self.settings["attention_mode"] != UNQUANTIZED_CACHE:
+                raise RefusedError("a quantized KV cache cannot be rewound exactly; reset it.")
+            self.llm.erase_history(position, 0)
+            self.tokens = self.tokens[:position]
+
+    def go_back(self, position: int) -> None:
+        """As `rewind`, or to the beginning where only that is exact."""
+        exact = self.settings["attention_mode"] == UNQUANTIZED_CACHE
+        self.rewind(position if exact or position == self.position else 0)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+class Server:
+    """Answers requests until stdin ends."""
+
+    def __init__(self, requests_fd: int, replies_fd: int) -> None:
+        self.requests_fd = requests_fd
+        self.replies_fd = replies_fd
+        self.model: Model | None = None
+        self.sampler: Sampler | None = None
+        self.request_id = 0
+
+    def serve(self) -> None:
+        while (frame := read_frame(self.requests_fd)) is not None:
+            request, arrays = frame
+            self.request_id = request["id"]
+            try:
+                reply, results = self.answer(request, arrays)
+            except RefusedError as error:
+                reply, results = {"error": "refused", "message": str(error)}, {}
+            except CancelledError:
+                reply, results = {"error": "cancelled", "message": "given up"}, {}
+            except FailedError as error:
+                reply, results = {"error": "failed", "message": str(error)}, {}
+            self.reply(reply, results)
+
+    def reply(self, reply: Mapping[str, Any], arrays: Arrays) -> None:
+        position = self.model.position if self.model else 0
+        header = {**reply, "id": self.request_id, "position": position}
+        write_frame(self.replies_fd, header, arrays)
+
+    def answer(self, request: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        op = request["op"]
+        if op == "hello":
+            return versions(), {}
+        if op == "self_test":
+            return self_test(), {}
+        if op == "status":
+            return {}, {}
+        if op == "load":
+            return self.load(request), {}
+        if self.model is None:
+            raise RefusedError("no model is loaded.")
+        ids: list[int] = arrays["ids"].tolist() if "ids" in arrays else []
+        if op == "forward":
+            return self.forward(self.model, ids, request["all_positions"])
+        if op == "begin":
+            self.sampler = Sampler(request["options"], self.model.vocab_size, self.model.tokens)
+            return {}, {}
+        if op == "next":
+            return self.next_token(self.model, ids), {}
+        if op == "reset":
+            self.model.reset()
+            return {}, {}
+        if op == "rewind":
+            self.model.rewind(request["position"])
+            return {}, {}
+        if op == "statistics":
+            return self.statistics(self.model), {}
+        return self.text(self.model, op, request, ids)
+
+    def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.model = None
+        self.sampler = None
+        model = Model(request["bundle"], request["config"], request["piece_tokens"])
+        self.model = model
+        return {
+            "vocab_size": model.vocab_size,
+            "context_limit": model.context_limit,
+            "settings": model.settings,
+        }
+
+    def forward(
+        self, model: Model, ids: list[int], all_positions: bool
+    ) -> tuple[dict[str, Any], Arrays]:
+        logits = None
+        for logits in self.pieces(model, ids, all_positions):
+            if all_positions:
+                self.reply({"partial": True}, {"logits": logits})
+            elif len(ids) > model.piece_tokens:
+                self.reply({"partial": True}, {})
+        if all_positions or logits is None:
+            return {}, {}
+        return {}, {"logits": logits[-1]}
+
+    def next_token(self, model: Model, ids: list[int]) -> dict[str, Any]:
+        if self.sampler is None:
+            raise RefusedError("no generation was begun.")
+        model.check_ids(ids)
+        self.sampler.seen[np.asarray(ids)] = True
+        last = np.empty((0, 0), dtype=np.float32)
+        for last in self.pieces(model, ids, False):
+            if len(ids) > model.piece_tokens:
+                self.reply({"partial": True}, {})
+        began = time.perf_counter()
+        token = self.sampler.draw(last[-1])
+        model.seconds["sample_s"] += time.perf_counter() - began
+        return {"token": token}
+
+    def pieces(self, model: Model, ids: list[int], all_positions: bool) -> Iterator[F32]:
+        """Logits piece by piece; the cache goes back when the caller gives up."""
+        start = model.position
+        for logits in model.forward(ids, all_positions=all_positions):
+            yield logits
+            if model.position < start + len(ids) and self.another_request_waits():
+                model.go_back(start)
+                raise CancelledError
+
+    def another_request_waits(self) -> bool:
+        return bool(select.select([self.requests_fd], [], [], 0)[0])
+
+    def statistics(self, model: Model) -> dict[str, Any]:
+        return {
+            "load_s": model.load_s,
+            **model.counters,
+            **model.seconds,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+
+    def text(
+        self, model: Model, op: str, request: Mapping[str, Any], ids: list[int]
+    ) -> tuple[dict[str, Any], Arrays]:
+        """The engine's own tokenizer and chat template."""
+        if op == "tokens":
+            return {}, {"ids": np.asarray(model.tokens, dtype=np.int32)}
+        if op == "tokenize":
+            ids = model.llm.tokenizer_encode(request["text"])
+            return {}, {"ids": np.asarray(ids, dtype=np.int32)}
+        if op == "detokenize":
+            if ids:
+                # A range check only: nothing is fed.
+                bad = [i for i in ids if not 0 <= i < model.vocab_size]
+                if bad:
+                    raise RefusedError(
+                        f"token id {bad[0]} is outside the vocabulary of {model.vocab_size}."
+                    )
+            data = b"".join(decode_token(model.llm, i) for i in ids)
+            return {}, {"bytes": np.frombuffer(data, dtype=np.uint8)}
+        if op == "template":
+            return {"text": model.llm.apply_chat_template(request["messages"])}, {}
+        raise RefusedError(f"unknown operation {op!r}.")
+
+
+def decode_token(llm: Any, token: int) -> bytes:
+    """The bytes of one token; one that is part of a character is no valid text by itself."""
+    try:
+        text: str = llm.tokenizer_decode(token)
+    except UnicodeDecodeError as error:
+        return error.object
+    return text.encode("utf-8", "surrogatepass")
+
+
+# --- this process -------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import MNN.llm  # noqa: F401  (proves that it can be loaded)
+
+    try:
+        engine = version("MNN")
+    except PackageNotFoundError:
+        engine = "unknown"
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    return {"mnn": engine, "python": python, "numpy": np.__version__, "pid": os.getpid()}
+
+
+def self_test() -> dict[str, Any]:
+    """Run a tiny graph: the largest error of a 2-D matrix product."""
+    import MNN.expr as expr
+
+    left = np.arange(12, dtype=np.float32).reshape(3, 4)
+    right = np.arange(20, dtype=np.float32).reshape(4, 5) - 7
+    result = expr.matmul(expr.const(left, [3, 4], expr.NCHW), expr.const(right, [4, 5], expr.NCHW))
+    values = np.array(result.read(), dtype=np.float32).reshape(3, 5)
+    del result
+    return {"largest_error": float(np.abs(values - left @ right).max())}
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process held.
+
+    Linux: VmHWM, since ru_maxrss is inherited from the process that started this one.
+    """
+    if sys.platform == "linux":
+        with open("/proc/self/status", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def read_exactly(fd: int, size_bytes: int) -> bytearray | None:
+    """`size_bytes` bytes, or None at the end of the stream."""
+    data = bytearray(size_bytes)
+    view = memoryview(data)
+    done = 0
+    while done < size_bytes:
+        count = os.readv(fd, [view[done : done + (1 << 20)]])
+        if count == 0:
+            return None
+        done += count
+    return data
+
+
+def read_frame(fd: int) -> tuple[dict[str, Any], Arrays] | None:
+    """One frame, or None at the end of the stream."""
+    prefix = read_exactly(fd, 4)
+    if prefix is None:
+        return None
+    (length,) = struct.unpack("<I", prefix)
+    if length > HEADER_LIMIT_BYTES:
+        raise DamagedStreamError(f"a header of {length} bytes")
+    data = read_exactly(fd, length)
+    if data is None:
+        return None
+    header = json.loads(data)
+    arrays = {}
+    for spec in header.pop("arrays", []):
+        dtype = np.dtype(spec["dtype"])
+        size_bytes = int(np.prod(spec["shape"], dtype=np.int64)) * dtype.itemsize
+        if not 0 <= size_bytes <= ARRAY_LIMIT_BYTES:
+            raise DamagedStreamError(f"an array of {size_bytes} bytes")
+        body = read_exactly(fd, size_bytes)
+        if body is None:
+            return None
+        arrays[spec["name"]] = np.frombuffer(body, dtype=dtype).reshape(spec["shape"])
+    return header, arrays
+
+
+def write_frame(fd: int, header: Mapping[str, Any], arrays: Arrays) -> None:
+    parts = {
+        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
+    }
+    specs = [
+        {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
+        for name, array in parts.items()
+    ]
+    data = json.dumps({**header, "arrays": specs}).encode("ascii")
+    blocks = [memoryview(struct.pack("<I", len(data)) + data)]
+    # An empty array has no bytes to send, and cannot be cast.
+    blocks += [memoryview(array).cast("B") for array in parts.values() if array.size]
+    for view in blocks:
+        done = 0
+        while done < len(view):
+            done += os.write(fd, view[done:])
+
+
+def main() -> None:
+    requests_fd = os.dup(0)
+    replies_fd = os.dup(1)
+    os.dup2(2, 1)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_fd, 0)
+    os.close(null_fd)
+    # Ctrl-C is the caller's business: it reaches a whole terminal group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    # This file's folder is first on the path; nothing there may shadow what the engine imports.
+    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        sys.path.pop(0)
+    with contextlib.suppress(BrokenPipeError):
+        Server(requests_fd, replies_fd).serve()
+    # No interpreter shutdown: destructors of the native code have nothing to add.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
