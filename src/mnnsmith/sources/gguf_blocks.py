@@ -1,12 +1,12 @@
 """Decoders of GGUF's block formats, in numpy: bytes to float32, or to integer codes and scales.
 
 A block holds 32 elements (Q4_0 to Q8_0) or 256 (the K formats) with their scales; its layout is
-that of ggml (ggml-common.h).  A K block of 256 has sub-blocks of 16 or 32 with integer scales of their
-own, relative to the block's fp16 scale.  The order of the float32 operations is ggml's, so that the
-results are equal to its own bit for bit.
+that of ggml (ggml-common.h).  A K block of 256 has sub-blocks of 16 or 32 with integer scales of
+their own, relative to the scale of the block, which is an fp16 number.  The order of the float32
+operations is that of ggml, so that the results are equal to its own bit for bit.
 
 The arrays are worked on in slices that stay in the cache: about 2 GB of output a second on one
-core, five to twenty times what whole-array expressions give.
+core, five to twenty times what expressions over whole arrays give.
 """
 
 from __future__ import annotations
