@@ -10,15 +10,14 @@ The places, and which of them wins, are those of transformers 5:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mnnsmith.errors import SourceError, TemplateError
+from mnnsmith.files import read_json_object, read_text
 
-_MAX_BYTES = 64 << 20
 _MAX_TEMPLATE_BYTES = 4 << 20
 _STANDARD_NAMES = (
     "bos_token",
@@ -105,11 +104,11 @@ def _jinja_files(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     main = folder / "chat_template.jinja"
     if main.is_file():
-        found["default"] = _read_text(main, _MAX_TEMPLATE_BYTES)
+        found["default"] = _read_template(main)
     more = folder / "additional_chat_templates"
     if more.is_dir():
         for path in sorted(more.glob("*.jinja"))[:64]:
-            found[path.name.removesuffix(".jinja")] = _read_text(path, _MAX_TEMPLATE_BYTES)
+            found[path.name.removesuffix(".jinja")] = _read_template(path)
     return found
 
 
@@ -144,33 +143,10 @@ def _templates(value: object, path: Path) -> dict[str, str]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, {} where there is no such file."""
-    if not path.is_file():
-        return {}
-    text = _read_text(path, _MAX_BYTES)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(
-            f"{path} is not valid JSON: {error}.", "The file is damaged: fetch it again."
-        ) from error
-    if not isinstance(value, dict):
-        raise SourceError(f"{path} holds a JSON {type(value).__name__}, expected an object.")
-    return value
+    return read_json_object(path) if path.is_file() else {}
 
 
-def _read_text(path: Path, limit_bytes: int) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit_bytes + 1)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(data) > limit_bytes:
-        raise SourceError(f"{path} is larger than {limit_bytes >> 20} MiB, which no model needs.")
-    try:
-        # A text file opened by Python turns \r\n into \n, and transformers opens templates so.
-        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{path} is not UTF-8 text (byte {error.start}).",
-            "The file is damaged: fetch it again.",
-        ) from error
+def _read_template(path: Path) -> str:
+    # Python turns \r\n into \n in a file opened as text, as transformers opens templates.
+    text = read_text(path, _MAX_TEMPLATE_BYTES)
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,0 +1,74 @@
+"""Small real tokenizers and templates for the tests of text: made here, nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+
+TEMPLATES = Path(__file__).parent / "data" / "templates"
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CORPUS = (
+    "The capital of France is Paris. What is the capital of Italy? It is Rome.\n",
+    "def add(first, second):\n    return first + second\n",
+    "<|im_start|>user and <|im_end|> are only text here, like < and | and >.\n",
+    "Größe, naïve, 東京, привет, the end of the end of the text.\n",
+) * 8
+
+
+def template_source(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@cache
+def byte_level_json() -> str:
+    """GPT-2 style, all 256 bytes, special tokens and a non-special `<think>` pair and tag."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    plain = [AddedToken(text, special=False) for text in ("<think>", "</think>", "<table>")]
+    tokenizer.add_tokens(plain)
+    return tokenizer.to_str()
+
+
+@cache
+def sentencepiece_json() -> str:
+    """Llama-2 style: a space before the text, byte fallback, `<s>` in the learned vocabulary."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trained = Tokenizer(BPE(unk_token="<unk>"))
+    trained.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    ascii_text = [text.encode("ascii", "ignore").decode() for text in CORPUS]
+    trained.train_from_iterator(
+        ascii_text, BpeTrainer(vocab_size=480, special_tokens=names, show_progress=False)
+    )
+    spec: dict[str, Any] = json.loads(trained.to_str())
+    spec["model"].update(byte_fallback=True, fuse_unk=True)
+    # Byte tokens are part of the vocabulary, not added tokens.
+    spec["added_tokens"] = [t for t in spec["added_tokens"] if not t["content"].startswith("<0x")]
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return tokenizer.to_str()
