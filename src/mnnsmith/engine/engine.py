@@ -23,7 +23,8 @@ F32 = npt.NDArray[np.float32]
 
 LOAD_TIMEOUT_S = 300.0
 CALL_TIMEOUT_S = 300.0
-PIECE_TOKENS = 512
+# Measured: as fast as longer pieces, with less memory, and the same bits as 64 and 128.
+PIECE_TOKENS = 256
 LEVELS = ("low", "normal", "high")
 
 

@@ -38,6 +38,7 @@ ARRAY_LIMIT_BYTES = 8 << 30
 CONFIG_LIMIT_BYTES = 64 << 20
 ALL_POSITIONS_BUDGET_BYTES = 32 << 20
 UNQUANTIZED_CACHE = 8
+ATTENTION_BLOCK = 64
 FILE_KEYS = {
     "llm_config": "llm_config.json",
     "llm_model": "llm.mnn",
@@ -296,7 +297,9 @@ class Model:
         self.check_ids(ids)
         step = self.piece_tokens
         if all_positions:
-            step = min(step, max(16, ALL_POSITIONS_BUDGET_BYTES // (4 * self.vocab_size)))
+            # Whole attention blocks: then pieces of any such length give the same bits.
+            fitting = ALL_POSITIONS_BUDGET_BYTES // (4 * self.vocab_size)
+            step = min(step, max(1, fitting // ATTENTION_BLOCK) * ATTENTION_BLOCK)
         kind = "prefill" if len(ids) > 1 else "decode"
         for start in range(0, len(ids), step):
             began = time.perf_counter()
@@ -447,7 +450,8 @@ class Server:
         model.check_ids(ids)
         self.sampler.seen[np.asarray(ids)] = True
         last = np.empty((0, 0), dtype=np.float32)
-        for last in self.pieces(model, ids, False):
+        for logits in self.pieces(model, ids, False):
+            last = logits
             if len(ids) > model.piece_tokens:
                 self.reply({"partial": True}, {})
         began = time.perf_counter()
@@ -599,8 +603,7 @@ def write_frame(fd: int, header: Mapping[str, Any], arrays: Arrays) -> None:
     ]
     data = json.dumps({**header, "arrays": specs}).encode("ascii")
     blocks = [memoryview(struct.pack("<I", len(data)) + data)]
-    # An empty array has no bytes to send, and cannot be cast.
-    blocks += [memoryview(array).cast("B") for array in parts.values() if array.size]
+    blocks += [array.reshape(-1).view(np.uint8).data for array in parts.values()]
     for view in blocks:
         done = 0
         while done < len(view):
