@@ -159,7 +159,7 @@ HOSTILE = [
     "{{ 'a' * 10**10 }}",
     "{{ 'a' * (messages | length * 10**10) }}",
     "{{ messages * 10**10 }}",
-    "{{ (9 + messages | length) ** 10**9 }}",
+    "{{ 7 ** (messages | length * 10**9) }}",
     "{{ '%99999999999d' % 1 }}",
     "{{ '{:99999999999}'.format(1) }}",
     "{{ 'a' | center(10**11) }}",
@@ -168,7 +168,7 @@ HOSTILE = [
     "{{ lipsum(n=10**9) }}",
     "{{ 1 | round(10**9, 'ceil') }}",
     "{{ range(99999) | list | tojson(indent=10**6) }}",
-    "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set n = namespace(s='a') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
 ]
 
 
