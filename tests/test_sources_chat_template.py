@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.text_samples import byte_level_json
 
 from mnnsmith.errors import SourceError, TemplateError
 from mnnsmith.sources.chat_template import read_chat_template, read_special_tokens
-from text_samples import byte_level_json
 
 FILES: dict[str, str] = {
     "chat_template.jinja": "jinja {{ 1 }}\r\nend",

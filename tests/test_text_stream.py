@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.text_samples import byte_level_json, sentencepiece_json
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
 from mnnsmith.text.stream import Detokenizer, StopStrings
 from mnnsmith.text.tokenizer import TextTokenizer
-from text_samples import byte_level_json, sentencepiece_json
 
 KINDS = {"byte_level": byte_level_json, "sentencepiece": sentencepiece_json}
 

@@ -10,40 +10,19 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.text_samples import (
+    DIALOGUES,
+    SYSTEM,
+    TEMPLATES,
+    TOOLS,
+    USER,
+    byte_level_json,
+    template_source,
+)
 
 from mnnsmith.errors import TemplateError, UsageError
 from mnnsmith.text.template import MAX_SOURCE_CHARS, ChatTemplate
-from text_samples import TEMPLATES, template_source
 
-USER = {"role": "user", "content": " What is the capital of France? "}
-BOT = {"role": "assistant", "content": "Paris."}
-SYSTEM = {"role": "system", "content": "Be short."}
-DIALOGUES: dict[str, list[dict[str, Any]]] = {
-    "single": [USER],
-    "system": [SYSTEM, USER],
-    "multi": [USER, BOT, {"role": "user", "content": "And of <Italy> & 'Spain'?\n\n"}],
-    "system multi": [SYSTEM, USER, BOT, USER, BOT, USER],
-    "ends with assistant": [USER, BOT],
-    "reasoning text": [
-        USER,
-        {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\nParis."},
-    ],
-    "reasoning field": [USER, {**BOT, "reasoning": "Easy."}, USER],
-    "null fields": [USER, {**BOT, "tool_calls": None}, USER],
-    "parts": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image"}]}],
-    "empty text": [{"role": "user", "content": ""}],
-    "two users": [USER, USER],
-    "tool call": [
-        USER,
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"function": {"name": "find", "arguments": {"q": "<é>"}}}],
-        },
-        {"role": "tool", "content": "Paris"},
-    ],
-}
-TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"q": "text"}}}]
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
@@ -52,8 +31,6 @@ NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 def test_rendering_equals_transformers(name: str) -> None:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
-
-    from text_samples import byte_level_json
 
     tokens = {"bos_token": "<|begin|>", "eos_token": "<｜end▁of▁sentence｜>"}
     theirs = PreTrainedTokenizerFast(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.text_samples import byte_level_json, sentencepiece_json
 from tokenizers import Tokenizer
 
 from mnnsmith.errors import TokenizerError
 from mnnsmith.text.tokenizer import TextTokenizer
-from text_samples import byte_level_json, sentencepiece_json
 
 KINDS = {"byte_level": byte_level_json, "sentencepiece": sentencepiece_json}
 PIECES = [

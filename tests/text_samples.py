@@ -22,6 +22,37 @@ CORPUS = (
 ) * 8
 
 
+USER = {"role": "user", "content": " What is the capital of France? "}
+BOT = {"role": "assistant", "content": "Paris."}
+SYSTEM = {"role": "system", "content": "Be short."}
+DIALOGUES: dict[str, list[dict[str, Any]]] = {
+    "single": [USER],
+    "system": [SYSTEM, USER],
+    "multi": [USER, BOT, {"role": "user", "content": "And of <Italy> & 'Spain'?\n\n"}],
+    "system multi": [SYSTEM, USER, BOT, USER, BOT, USER],
+    "ends with assistant": [USER, BOT],
+    "reasoning text": [
+        USER,
+        {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\nParis."},
+    ],
+    "reasoning field": [USER, {**BOT, "reasoning": "Easy."}, USER],
+    "null fields": [USER, {**BOT, "tool_calls": None}, USER],
+    "parts": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image"}]}],
+    "empty text": [{"role": "user", "content": ""}],
+    "two users": [USER, USER],
+    "tool call": [
+        USER,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "find", "arguments": {"q": "<é>"}}}],
+        },
+        {"role": "tool", "content": "Paris"},
+    ],
+}
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"q": "text"}}}]
+
+
 def template_source(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
