@@ -4,14 +4,14 @@
      +- UsageError                     2   an option or a combination of options is wrong
      |   +- RecipeError                2   a recipe does not parse, or does not fit the model
      +- SourceError                    3   a checkpoint file is missing, damaged or inconsistent
-     |   +- TokenizerError             3   a tokenizer is damaged, or holds a part `.mtok` cannot express
+     |   +- TokenizerError             3   a tokenizer is damaged, or `.mtok` cannot express it
      |   +- TemplateError              3   a chat template is damaged, or refuses the dialogue
      +- UnsupportedError               4   a model type, operator or feature that we refuse by name
      +- ConversionError                5   the graph or the engine's converter failed
      +- BundleError                    6   a bundle is damaged or incomplete
      +- EngineError                    7   the engine failed, crashed or ran out of time
      |   +- ContextLengthError         7   prompt and answer do not fit the context
-     +- EnvironmentProblem             8   disk full, a download failed, an extra is not installed
+     +- MissingResourceError             8   disk full, a download failed, an extra is not installed
 
 A message says what is wrong, where (file, tensor, layer), what was expected against what was found,
 and what to do next.  Only the command line catches these and exits.
@@ -86,7 +86,7 @@ class ContextLengthError(EngineError):
     """Prompt and answer do not fit into the bundle's context."""
 
 
-class EnvironmentProblem(MnnsmithError):
+class MissingResourceError(MnnsmithError):
     """The machine lacks something: disk space, a download, an optional package."""
 
     exit_code = 8

@@ -95,12 +95,11 @@ def read_whole(tensor: Tensor) -> F32:
     return tensor.rows(0, tensor.shape[0])
 
 
-def row_ranges(tensor: Tensor, budget_bytes: int = 16 << 20) -> Iterator[tuple[int, int]]:
-    """Split the rows so that a float32 block holds at most `budget_bytes` (at least one row)."""
-    width = int(np.prod(tensor.shape[1:], dtype=np.int64)) if len(tensor.shape) > 1 else 1
-    step = max(1, budget_bytes // max(1, 4 * width))
-    for start in range(0, tensor.shape[0], step):
-        yield start, min(start + step, tensor.shape[0])
+def row_ranges(rows: int, cols: int, budget_bytes: int = 16 << 20) -> Iterator[tuple[int, int]]:
+    """Split `rows` so that a float32 block of `cols` columns holds at most `budget_bytes`."""
+    step = max(1, budget_bytes // max(1, 4 * cols))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
 
 
 @dataclass(frozen=True)

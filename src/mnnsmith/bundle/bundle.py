@@ -1,0 +1,103 @@
+"""A bundle on disk, opened for use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mnnsmith.bundle.manifest import Manifest, read_manifest
+from mnnsmith.errors import BundleError, SourceError
+from mnnsmith.files import read_json_object, read_text
+
+TOKENIZER_JSON = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What `convert` returns and `run` opens.
+
+    chat_template, bos_token, eos_token: as the model's authors gave them; None where they did not.
+    stop_ids: token ids that end an answer.  max_context: tokens.
+    """
+
+    path: Path
+    manifest: Manifest
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return tuple(self.manifest.model["stop_ids"])
+
+    @property
+    def max_context(self) -> int:
+        return int(self.manifest.model["max_context"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.manifest.model["vocab_size"])
+
+    @property
+    def size_bytes(self) -> int:
+        """All files together."""
+        return sum(size for _, size in self.manifest.files.values())
+
+    def tokenizer_json(self) -> str:
+        """The text of the original tokenizer."""
+        try:
+            return read_text(self.path / TOKENIZER_JSON)
+        except SourceError as error:
+            raise BundleError(error.message, "Convert the model again.") from error
+
+
+def open_bundle(path: Path | str) -> Bundle:
+    """Open a bundle's descriptions; weights and graph stay unread.
+
+    Raises `BundleError` if it is no bundle, or a file is missing or of the wrong size.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise BundleError(
+            f"{folder}: no such folder.", "Give the folder that `mnnsmith convert` wrote."
+        )
+    manifest = read_manifest(folder)
+    for name, (_, size) in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise BundleError(f"{file}: is missing from the bundle.", "Convert the model again.")
+        if file.stat().st_size != size:
+            raise BundleError(
+                f"{file}: has {file.stat().st_size} bytes, expected {size}.",
+                "The copy is incomplete or changed; copy the bundle again.",
+            )
+    tokens = manifest.data.get("tokens", {})
+    return Bundle(
+        folder,
+        manifest,
+        _template(folder),
+        _text(folder, tokens, "bos"),
+        _text(folder, tokens, "eos"),
+    )
+
+
+def _template(folder: Path) -> str | None:
+    try:
+        config: dict[str, Any] = read_json_object(folder / "llm_config.json")
+    except SourceError as error:
+        raise BundleError(error.message, "Convert the model again.") from error
+    jinja = config.get("jinja")
+    if jinja is None:
+        return None
+    template = jinja.get("chat_template") if isinstance(jinja, dict) else None
+    if not isinstance(template, str):
+        raise BundleError(f"{folder / 'llm_config.json'}: jinja.chat_template must be a string.")
+    return template
+
+
+def _text(folder: Path, tokens: Any, key: str) -> str | None:
+    value = tokens.get(key) if isinstance(tokens, dict) else None
+    if value is not None and not isinstance(value, str):
+        raise BundleError(f"{folder}: tokens.{key} of the manifest must be a string.")
+    return value

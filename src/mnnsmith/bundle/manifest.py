@@ -1,0 +1,101 @@
+"""`mnnsmith.json`: what a bundle holds, what it came from, and how it was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mnnsmith.errors import BundleError, SourceError
+from mnnsmith.files import read_json_object
+
+MANIFEST = "mnnsmith.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The fields of `mnnsmith.json` that programs use; `data` is the whole object.
+
+    files: sha256 and size in bytes of every other file of the bundle.
+    """
+
+    data: Mapping[str, Any]
+    files: Mapping[str, tuple[str, int]]
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """model_type, parameters, layers, max_context, stop_ids, ..."""
+        model: Mapping[str, Any] = self.data["model"]
+        return model
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name."""
+        return str(self.data["recipe"]["name"])
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        """Sampling defaults of the model's authors."""
+        generation: Mapping[str, Any] = self.data["generation"]
+        return generation
+
+
+def write_manifest(folder: Path, data: Mapping[str, Any]) -> None:
+    """Write `mnnsmith.json`; keys are sorted, so that equal contents are equal bytes."""
+    text = json.dumps({"format": FORMAT, **data}, indent=1, sort_keys=True, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate `mnnsmith.json`; raises `BundleError`."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BundleError(
+            f"{folder}: there is no {MANIFEST}, so this is no mnnsmith bundle.",
+            "Give the folder that `mnnsmith convert` wrote.",
+        )
+    try:
+        data = read_json_object(path)
+    except SourceError as error:
+        raise BundleError(error.message, "Convert the model again.") from error
+    if data.get("format") != FORMAT:
+        raise BundleError(
+            f"{path}: format {data.get('format')!r:.40}, this version reads {FORMAT}.",
+            "Use the version of mnnsmith that made it, or convert again.",
+        )
+    for key in ("model", "recipe", "generation", "source", "files"):
+        if not isinstance(data.get(key), dict):
+            raise BundleError(f"{path}: {key} is missing or no object.", "Convert the model again.")
+    _check_model(path, data["model"])
+    if not isinstance(data["recipe"].get("name"), str):
+        raise BundleError(f"{path}: recipe.name is missing.")
+    return Manifest(data, {name: _file(path, name, v) for name, v in data["files"].items()})
+
+
+def _check_model(path: Path, model: Mapping[str, Any]) -> None:
+    for key in ("max_context", "vocab_size", "layers"):
+        if type(model.get(key)) is not int or model[key] < 1:
+            raise BundleError(f"{path}: model.{key} must be a whole number above zero.")
+    if not isinstance(model.get("model_type"), str):
+        raise BundleError(f"{path}: model.model_type must be a string.")
+    ids = model.get("stop_ids")
+    if not isinstance(ids, list) or not all(
+        type(i) is int and 0 <= i < model["vocab_size"] for i in ids
+    ):
+        raise BundleError(f"{path}: model.stop_ids must be token ids.")
+
+
+def _file(path: Path, name: str, value: Any) -> tuple[str, int]:
+    # A name from an untrusted file must not lead out of the bundle.
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise BundleError(f"{path}: {name!r:.80} is not a plain file name.")
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("sha256"), str)
+        or type(value.get("bytes")) is not int
+    ):
+        raise BundleError(f"{path}: files.{name} must give sha256 and bytes.")
+    return value["sha256"], value["bytes"]

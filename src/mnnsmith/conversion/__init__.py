@@ -1,0 +1,1 @@
+"""The main job: a checkpoint and a recipe become a bundle."""

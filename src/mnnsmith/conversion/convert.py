@@ -1,0 +1,266 @@
+"""The main job: open a checkpoint, turn its config into a graph, stream weights to a bundle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mnnsmith.bundle import Bundle, open_bundle
+from mnnsmith.bundle.bundle import TOKENIZER_JSON
+from mnnsmith.bundle.manifest import write_manifest
+from mnnsmith.bundle.staging import check_target, staged_folder
+from mnnsmith.conversion.account import check_tensors
+from mnnsmith.conversion.plan import Plan, make_plan
+from mnnsmith.conversion.prove import prove_bundle
+from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
+from mnnsmith.engine.converter import graph_json_to_mnn
+from mnnsmith.errors import RecipeError
+from mnnsmith.files import read_json_object, sha256_of
+from mnnsmith.mnn.config_files import (
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    WEIGHT_FILE,
+    ModelFacts,
+    llm_config,
+    run_config,
+)
+from mnnsmith.mnn.graph_json import ENGINE_VERSION, Weights, graph_json
+from mnnsmith.mnn.mtok import write_mtok
+from mnnsmith.models.context import ContextLimits
+from mnnsmith.models.language_model import LanguageModel
+from mnnsmith.models.registry import build_language_model, require_supported
+from mnnsmith.quant.recipe import (
+    DEFAULT_RECIPE,
+    KEEP,
+    Recipe,
+    describe,
+    parse_recipe,
+    parse_recipe_name,
+)
+from mnnsmith.sources.checkpoint import Checkpoint
+from mnnsmith.sources.open import open_checkpoint
+from mnnsmith.version import __version__
+
+# (stage, done, total): stages are "weights" (bytes), "graph", "tokenizer" and "proof" (steps).
+ProgressCallback = Callable[[str, int, int], None]
+# Room for the graph, the configuration and the manifest beside the files whose size is known.
+_SMALL_FILES_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A conversion that is decided in full, with no weight read."""
+
+    checkpoint: Checkpoint
+    model: LanguageModel
+    plan: Plan
+    recipe: Recipe
+    notes: tuple[str, ...]
+
+    @property
+    def bundle_bytes(self) -> int:
+        """Size of the finished bundle, less than a percent off (graph and tokenizer estimated)."""
+        tokenizer = len(self.checkpoint.tokenizer.tokenizer_json.encode())
+        return self.plan.weight_bytes + 2 * tokenizer + 600 * len(self.model.graph.nodes)
+
+
+def prepare(
+    model: str | Path,
+    *,
+    recipe: str | Path | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    max_context: int | None = None,
+) -> Prepared:
+    """Open `model` and decide everything; raises what `convert` would raise before its work."""
+    chosen = None if recipe is None else load_recipe(recipe)
+    checkpoint = open_checkpoint(
+        model, revision=revision, offline=offline,
+        accept=lambda config: require_supported(config.get("model_type"), str(model)),
+    )  # fmt: skip
+    if chosen is None:
+        chosen = parse_recipe_name(KEEP if checkpoint.format == "gguf" else DEFAULT_RECIPE)
+    limits = ContextLimits(max_context)
+    language_model, unread = build_language_model(
+        checkpoint.model_type, checkpoint.config, checkpoint.origin, limits
+    )
+    notes = check_tensors(language_model, checkpoint)
+    if unread:
+        notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
+    plan = make_plan(language_model, checkpoint, chosen)
+    return Prepared(
+        checkpoint, language_model, plan, chosen,
+        (*checkpoint.notes, *language_model.notes, *notes, *plan.notes),
+    )  # fmt: skip
+
+
+def convert(
+    model: str | Path,
+    output: str | Path,
+    *,
+    recipe: str | Path | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    max_context: int | None = None,
+    force: bool = False,
+    threads: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Bundle:
+    """Convert a checkpoint to a bundle at `output`, whole or not at all.
+
+    model: a Hugging Face folder, a `.gguf` file, or a hub id (`org/name`).
+    recipe: a name (`w4g64-head8`, see `quant.recipe`) or a JSON file; by default `keep` for GGUF,
+    `w4g64-head8` for others.  revision, offline: for hub ids.  max_context: tokens, by default the
+    model's own limit.  force: replace an existing bundle.  threads: by default all cores.
+
+    Raises `MnnsmithError` of the kind that fits; then nothing was written and an existing bundle is
+    untouched.
+    """
+    report = progress or (lambda stage, done, total: None)
+    target = Path(output).expanduser()
+    check_target(target, replace=force)
+    ready = prepare(
+        model, recipe=recipe, revision=revision, offline=offline, max_context=max_context
+    )
+    workers = threads or os.cpu_count() or 1
+    needed = ready.bundle_bytes + _SMALL_FILES_BYTES
+    with (
+        staged_folder(target, replace=force, needed_bytes=needed) as folder,
+        ThreadPoolExecutor(max_workers=1) as background,
+    ):
+        hashes = {p: background.submit(sha256_of, p) for p in ready.checkpoint.files}
+        try:
+            _fill(folder, ready, hashes, workers, report)
+        except OSError as error:
+            raise disk_error(target, error) from error
+        finally:
+            background.shutdown(wait=True, cancel_futures=True)
+    return open_bundle(target)
+
+
+def load_recipe(recipe: str | Path) -> Recipe:
+    """A recipe by name, or from a JSON file (a path that ends in .json)."""
+    path = Path(recipe).expanduser()
+    if path.suffix != ".json":
+        return parse_recipe_name(str(recipe))
+    if not path.is_file():
+        raise RecipeError(f"{path}: there is no such recipe file.")
+    return parse_recipe(read_json_object(path), str(path))
+
+
+def _fill(
+    folder: Path,
+    ready: Prepared,
+    hashes: Mapping[Path, Future[str]],
+    threads: int,
+    report: ProgressCallback,
+) -> None:
+    """Write every file of the bundle into `folder`."""
+    checkpoint, plan = ready.checkpoint, ready.plan
+    write_weights(
+        plan, checkpoint, folder / WEIGHT_FILE, threads=threads,
+        progress=lambda done, total: report("weights", done, total),
+    )  # fmt: skip
+    report("graph", 0, 1)
+    _write_graph(folder, ready)
+    report("tokenizer", 0, 1)
+    write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
+    (folder / TOKENIZER_JSON).write_text(checkpoint.tokenizer.tokenizer_json, encoding="utf-8")
+    _write_configs(folder, ready)
+    report("proof", 0, 1)
+    proof = prove_bundle(folder, ready.model, plan)
+    _write_manifest(folder, ready, hashes, proof)
+    report("proof", 1, 1)
+
+
+def _write_graph(folder: Path, ready: Prepared) -> None:
+    weights = Weights(ready.plan.records, lambda slot: read_vector(slot, ready.checkpoint))
+    source = folder / "graph.json"
+    source.write_text(json.dumps(graph_json(ready.model.graph, weights)), encoding="utf-8")
+    graph_json_to_mnn(source, folder / MODEL_FILE)
+    source.unlink()
+
+
+def _write_configs(folder: Path, ready: Prepared) -> None:
+    model, tokenizer = ready.model, ready.checkpoint.tokenizer
+    facts = ModelFacts(
+        ready.checkpoint.model_type, model.hidden_size, model.layers, model.max_context,
+        model.attention.scale, model.sliding_window,
+        model.attention.kv_heads, model.attention.head_dim,
+    )  # fmt: skip
+    files = {
+        "llm_config.json": llm_config(
+            facts, ready.plan.embedding, tokenizer.chat_template,
+            tokenizer.bos_token, tokenizer.eos_token,
+        ),
+        "config.json": run_config(sampling_defaults(ready), blockwise=ready.plan.blockwise),
+    }  # fmt: skip
+    for name, data in files.items():
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def sampling_defaults(ready: Prepared) -> dict[str, Any]:
+    """How the model's authors would have it sampled; {} means greedy."""
+    generation = ready.checkpoint.generation
+    if generation.get("do_sample") is not True:
+        return {}
+    limits = {"temperature": (0.0, 100.0), "top_k": (1, 1 << 20), "top_p": (0.0, 1.0),
+              "min_p": (0.0, 1.0), "repetition_penalty": (0.01, 10.0)}  # fmt: skip
+    return {
+        key: generation[key]
+        for key, (low, high) in limits.items()
+        if type(generation.get(key)) in (int, float) and low <= generation[key] <= high
+    }
+
+
+def _write_manifest(
+    folder: Path, ready: Prepared, hashes: Mapping[Path, Future[str]], proof: Mapping[str, Any]
+) -> None:
+    checkpoint, model, plan = ready.checkpoint, ready.model, ready.plan
+    origin = checkpoint.origin
+    names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+    write_manifest(folder, {
+        "mnnsmith": __version__,
+        "engine": ENGINE_VERSION,
+        "source": {
+            # Where it lay on this machine says nothing elsewhere, and would change the bytes.
+            "name": origin if checkpoint.revision else Path(origin).name,
+            "format": checkpoint.format,
+            "revision": checkpoint.revision,
+            "files": {path.name: future.result() for path, future in hashes.items()},
+        },
+        "model": {
+            "model_type": checkpoint.model_type,
+            "parameters": plan.parameters,
+            "layers": model.layers,
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.head.rows,
+            "max_context": model.max_context,
+            "sliding_window": model.sliding_window,
+            "stop_ids": [i for i in checkpoint.tokenizer.stop_ids if i < model.head.rows],
+            "kv_elements_per_token": model.kv_bytes_per_token(1),
+        },
+        "tokens": {"bos": checkpoint.tokenizer.bos_token, "eos": checkpoint.tokenizer.eos_token},
+        "generation": sampling_defaults(ready),
+        "recipe": describe(ready.recipe),
+        "weights": {
+            task.slot.tensor + (f"[{task.slot.first_row}:]" if task.slot.first_row else ""): {
+                "scheme": task.scheme_name,
+                "source": task.tensor.dtype,
+                "carried": task.carried,
+            }
+            for task in plan.matrices
+        },
+        "notes": list(ready.notes),
+        "proof": proof,
+        "files": {
+            name: {"sha256": sha256_of(folder / name), "bytes": (folder / name).stat().st_size}
+            for name in names
+        },
+    })  # fmt: skip

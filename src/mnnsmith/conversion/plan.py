@@ -1,0 +1,207 @@
+"""The plan of a conversion: every weight's place and form in the bundle, before any is read.
+
+All sizes follow from the config and the recipe, so the plan knows the exact size of the weights,
+and rows can later be written in any order and by several threads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from mnnsmith.errors import ConversionError, RecipeError, SourceError
+from mnnsmith.graph.weights import MatrixSlot, Role, Table, VectorSlot
+from mnnsmith.mnn.graph_json import Record
+from mnnsmith.mnn.weight_records import (
+    BlockEncoding,
+    Encoding,
+    FloatEncoding,
+    MatrixRecord,
+    VectorRecord,
+    matrix_record,
+)
+from mnnsmith.models.language_model import LanguageModel
+from mnnsmith.quant.keep import nearest_scheme
+from mnnsmith.quant.recipe import Recipe, Target
+from mnnsmith.quant.scheme import Scheme
+from mnnsmith.sources.checkpoint import Checkpoint, Tensor
+
+
+@dataclass(frozen=True)
+class MatrixTask:
+    """One matrix to write. `carried`: the source's blocks are copied, not quantized anew."""
+
+    slot: MatrixSlot
+    tensor: Tensor
+    record: MatrixRecord
+    bias: VectorSlot | None
+    carried: bool
+    note: str | None
+
+    @property
+    def scheme_name(self) -> str:
+        """How the weight is stored, as recipes name it."""
+        return scheme_of(self.record.encoding).name
+
+
+@dataclass(frozen=True)
+class VectorTask:
+    """A vector or a table to write at `record`, `padding` zero bytes after it."""
+
+    slot: VectorSlot | Table
+    record: VectorRecord
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will stand in `llm.mnn.weight`.
+
+    records: by operator and part, for the graph.  embedding: the record that embeddings are read
+    from (the head's own if shared).  weight_bytes: the size of the file.
+    """
+
+    matrices: tuple[MatrixTask, ...]
+    vectors: tuple[VectorTask, ...]
+    records: dict[tuple[str, str], Record]
+    embedding: MatrixRecord
+    weight_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model, a shared embedding counted once."""
+        seen = {(t.slot.tensor, t.slot.first_row): t.slot.rows * t.slot.cols for t in self.matrices}
+        vectors = sum(v.slot.size for v in self.vectors if isinstance(v.slot, VectorSlot))
+        biases = sum(t.bias.size for t in self.matrices if t.bias is not None)
+        return sum(seen.values()) + vectors + biases
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether every integer weight has a scale per block, not per row."""
+        encodings = [t.record for t in self.matrices]
+        integer = [r for r in encodings if isinstance(r.encoding, BlockEncoding)]
+        return bool(integer) and all(
+            isinstance(r.encoding, BlockEncoding) and r.encoding.block < r.cols for r in integer
+        )
+
+    def schemes(self) -> dict[str, int]:
+        """How many matrices are stored in which scheme."""
+        return dict(Counter(task.scheme_name for task in self.matrices).most_common())
+
+
+def make_plan(model: LanguageModel, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
+    """Lay out every weight of `model`.
+
+    Raises `RecipeError` where the recipe does not fit, `SourceError` for tensors that are missing.
+    """
+    planner = _Planner(checkpoint, recipe)
+    for node in model.graph.nodes:
+        for part, slot in node.slots.items():
+            if isinstance(slot, MatrixSlot):
+                bias = node.slots.get("bias")
+                assert bias is None or isinstance(bias, VectorSlot)
+                planner.add_matrix((node.name, part), slot, bias)
+            elif node.kind == "rms_norm" and isinstance(slot, VectorSlot):
+                # The engine wants an offset beside the gain: zeros.
+                planner.add_vector((node.name, part), slot, 4 * slot.size, padding=4 * slot.size)
+            elif isinstance(slot, Table):
+                planner.add_vector((node.name, part), slot, slot.values.nbytes)
+    embedding = planner.add_embedding(model)
+    return Plan(
+        tuple(planner.matrices), tuple(planner.vectors), planner.records, embedding,
+        planner.end, tuple(dict.fromkeys(planner.notes)),
+    )  # fmt: skip
+
+
+def scheme_of(encoding: Encoding) -> Scheme:
+    """The recipe's word for a stored form."""
+    if isinstance(encoding, FloatEncoding):
+        return Scheme(encoding.bits)
+    return Scheme(encoding.bits, encoding.block, encoding.symmetric, encoding.scale_bits)
+
+
+class _Planner:
+    """Places records one after the other."""
+
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
+        self._checkpoint = checkpoint
+        self._recipe = recipe
+        self.matrices: list[MatrixTask] = []
+        self.vectors: list[VectorTask] = []
+        self.records: dict[tuple[str, str], Record] = {}
+        self.notes: list[str] = []
+        self.end = 0
+        if recipe.keep and checkpoint.format != "gguf":
+            raise RecipeError(
+                f"Recipe keep carries over the blocks of a GGUF file; {checkpoint.origin} is "
+                f"{checkpoint.format}.",
+                "Choose another recipe, for example w4g64-head8.",
+            )
+
+    def add_vector(
+        self, key: tuple[str, str], slot: VectorSlot | Table, nbytes: int, padding: int = 0
+    ) -> None:
+        record = VectorRecord(self.end, nbytes + padding)
+        self.end += record.nbytes
+        self.records[key] = record
+        self.vectors.append(VectorTask(slot, record, padding))
+
+    def add_matrix(
+        self, key: tuple[str, str], slot: MatrixSlot, bias: VectorSlot | None
+    ) -> MatrixTask:
+        tensor = self._tensor(slot)
+        encoding, carried, note = self._encoding(slot, tensor)
+        record = matrix_record(self.end, slot.rows, slot.cols, encoding, bias is not None)
+        self.end = record.end
+        self.records[key] = record
+        task = MatrixTask(slot, tensor, record, bias, carried, note)
+        self.matrices.append(task)
+        if note is not None:
+            self.notes.append(f"{slot.tensor}: {note}")
+        return task
+
+    def add_embedding(self, model: LanguageModel) -> MatrixRecord:
+        """The embedding's own record, or the head's where both are one tensor in one form."""
+        slot = model.embedding
+        encoding, _, _ = self._encoding(slot, self._tensor(slot))
+        if model.tied:
+            head = next(t for t in self.matrices if t.slot.role is Role.HEAD)
+            if head.record.encoding == encoding:
+                return head.record
+        return self.add_matrix(("embedding", "weight"), slot, None).record
+
+    def _tensor(self, slot: MatrixSlot) -> Tensor:
+        tensor = self._checkpoint.tensors.get(slot.tensor)
+        if tensor is None:
+            raise SourceError(f"{self._checkpoint.origin}: the tensor {slot.tensor} is missing.")
+        return tensor
+
+    def _encoding(self, slot: MatrixSlot, tensor: Tensor) -> tuple[Encoding, bool, str | None]:
+        """How a weight is stored, whether its blocks are carried over, and a note."""
+        if self._recipe.keep:
+            return self._kept(slot, tensor)
+        target = Target(slot.tensor, slot.role.value, slot.layer, slot.rows, slot.cols)
+        choice = self._recipe.choose(target)
+        return _encoding(choice.scheme, slot.cols), False, choice.note
+
+    def _kept(self, slot: MatrixSlot, tensor: Tensor) -> tuple[Encoding, bool, str | None]:
+        blocks = tensor.block_format
+        if blocks is not None:
+            # An offset is the sum of two fp16 numbers; fp32 keeps it.
+            bits = 16 if blocks.symmetric else 32
+            return BlockEncoding(blocks.bits, blocks.block, blocks.symmetric, bits), True, None
+        scheme = nearest_scheme(tensor.dtype)
+        note = None
+        if not scheme.is_float:
+            note = f"{tensor.dtype} has no counterpart, requantized as {scheme.name}"
+        return _encoding(scheme, slot.cols), False, note
+
+
+def _encoding(scheme: Scheme, cols: int) -> Encoding:
+    if scheme.is_float:
+        return FloatEncoding(scheme.bits)
+    block = scheme.block or cols
+    if cols % block:
+        raise ConversionError(f"{scheme.name} does not divide a width of {cols}.")
+    return BlockEncoding(scheme.bits, block, scheme.symmetric, scheme.scale_bits)

@@ -1,0 +1,182 @@
+"""Weights from the checkpoint into `llm.mnn.weight`, a block of rows at a time, on all cores.
+
+Memory is bounded by the blocks in flight.  Every block goes to a place that the plan fixed, so the
+file is the same whatever the order in which threads finish.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.conversion.plan import MatrixTask, Plan, VectorTask
+from mnnsmith.errors import ConversionError, MissingResourceError, SourceError
+from mnnsmith.graph.weights import Slot, Table, VectorSlot
+from mnnsmith.mnn.weight_records import (
+    BlockEncoding,
+    FloatEncoding,
+    block_header,
+    pack_codes,
+    pack_scales,
+)
+from mnnsmith.quant.round_to_nearest import (
+    NotRepresentableError,
+    round_to_nearest,
+    to_float16,
+    to_float32,
+)
+from mnnsmith.sources.checkpoint import Checkpoint, row_ranges
+
+# float32 bytes of one block of rows: large enough for numpy, small enough for the caches.
+_BLOCK_BYTES = 4 << 20
+
+Progress = Callable[[int, int], None]
+
+
+def write_weights(
+    plan: Plan, checkpoint: Checkpoint, path: Path, *, threads: int, progress: Progress
+) -> None:
+    """Write every weight of the plan to `path`, which must not exist.
+
+    progress: called with (bytes written, bytes in all).  Raises `MissingResourceError` when the
+    disk is full, `ConversionError` for a weight that its scheme cannot hold.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        _reserve(fd, plan.weight_bytes, path)
+        for vector in plan.vectors:
+            _write_vector(fd, vector, checkpoint)
+        _write_matrices(fd, plan, checkpoint, threads, progress)
+    finally:
+        os.close(fd)
+
+
+def read_vector(slot: Slot, checkpoint: Checkpoint) -> npt.NDArray[np.float32]:
+    """The values of a vector slot or table, float32."""
+    if isinstance(slot, Table):
+        return slot.values
+    if not isinstance(slot, VectorSlot):
+        raise ConversionError(f"{slot.tensor} is no vector.")
+    values = checkpoint.tensors[slot.tensor].rows(slot.first_row, slot.first_row + slot.size)
+    if not np.isfinite(values).all():
+        raise SourceError(f"{checkpoint.origin}: {slot.tensor} holds values that are not finite.")
+    return values + np.float32(slot.add) if slot.add else values
+
+
+def _reserve(fd: int, nbytes: int, path: Path) -> None:
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
+def disk_error(path: Path, error: OSError) -> MissingResourceError:
+    """The error for a write that the system refused."""
+    return MissingResourceError(
+        f"{path}: cannot be written: {error.strerror}.",
+        "Free some space or choose another output; nothing was left behind.",
+    )
+
+
+def _write_matrices(
+    fd: int, plan: Plan, checkpoint: Checkpoint, threads: int, progress: Progress
+) -> None:
+    total = sum(_matrix_bytes(task) for task in plan.matrices)
+    done = 0
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        pending: set[Future[int]] = set()
+        try:
+            for work in _blocks(fd, plan, checkpoint):
+                # A short queue: what is queued holds no data, but keeps errors prompt.
+                if len(pending) >= 2 * threads:
+                    finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    done += sum(future.result() for future in finished)
+                    progress(done, total)
+                pending.add(pool.submit(work))
+            for future in pending:
+                done += future.result()
+                progress(done, total)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _blocks(fd: int, plan: Plan, checkpoint: Checkpoint) -> Iterator[Callable[[], int]]:
+    """One piece of work for each block of rows; each returns the bytes that it wrote."""
+    for task in plan.matrices:
+        record = task.record
+        if isinstance(record.encoding, BlockEncoding):
+            header = block_header(record.rows, record.cols, record.encoding.bits)
+            _pwrite(fd, header, record.offset)
+        if task.bias is not None:
+            bias = read_vector(task.bias, checkpoint).astype("<f4", copy=False)
+            _pwrite(fd, bias.tobytes(), record.bias_offset)
+        for start, stop in row_ranges(task.slot.rows, task.slot.cols, _BLOCK_BYTES):
+            yield _block_work(fd, task, start, stop)
+
+
+def _block_work(fd: int, task: MatrixTask, start: int, stop: int) -> Callable[[], int]:
+    def work() -> int:
+        record = task.record
+        try:
+            codes, scales = _encode(task, start, stop)
+        except NotRepresentableError as error:
+            last = task.slot.first_row + stop - 1
+            raise ConversionError(
+                f"{task.tensor.name}, rows {task.slot.first_row + start} to {last}: {error}.",
+                "Choose another scheme for this tensor in a recipe file, or check the checkpoint.",
+            ) from error
+        _pwrite(fd, codes, record.codes_offset + start * record.codes_row_bytes())
+        written = codes.nbytes
+        if scales is not None:
+            _pwrite(fd, scales, record.scales_offset + start * record.scales_row_bytes())
+            written += scales.nbytes
+        return written
+
+    return work
+
+
+def _encode(
+    task: MatrixTask, start: int, stop: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """The stored codes (or floats) and scales of rows start..stop of a slot."""
+    encoding = task.record.encoding
+    first, last = task.slot.first_row + start, task.slot.first_row + stop
+    if task.carried and isinstance(encoding, BlockEncoding):
+        kept = task.tensor.quantized_rows(first, last)
+        return pack_codes(kept.codes, encoding.bits), pack_scales(
+            kept.scale, kept.zero, encoding.scale_bits
+        )
+    weights = task.tensor.rows(first, last)
+    if isinstance(encoding, FloatEncoding):
+        return (to_float16(weights) if encoding.bits == 16 else to_float32(weights)), None
+    if not weights.flags.writeable:
+        weights = weights.copy()
+    q = round_to_nearest(
+        weights, bits=encoding.bits, block=encoding.block, symmetric=encoding.symmetric,
+        scale_bits=encoding.scale_bits,
+    )  # fmt: skip
+    return pack_codes(q.codes, encoding.bits), pack_scales(q.scale, q.zero, encoding.scale_bits)
+
+
+def _matrix_bytes(task: MatrixTask) -> int:
+    return task.record.codes_bytes + task.record.scales_bytes
+
+
+def _write_vector(fd: int, task: VectorTask, checkpoint: Checkpoint) -> None:
+    values = read_vector(task.slot, checkpoint).astype("<f4", copy=False)
+    _pwrite(fd, np.ascontiguousarray(values).tobytes() + bytes(task.padding), task.record.offset)
+
+
+def _pwrite(fd: int, data: bytes | npt.NDArray[Any], offset: int) -> None:
+    view = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).data
+    view = view.cast("B")
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)

@@ -1,0 +1,102 @@
+"""`config.json` and `llm_config.json`: the keys that the engine reads, and our defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mnnsmith.mnn.weight_records import MatrixRecord, embedding_entry
+
+MODEL_FILE = "llm.mnn"
+WEIGHT_FILE = "llm.mnn.weight"
+TOKENIZER_FILE = "tokenizer.mtok"
+
+# Run-time quantization of activations per block of a row: the engine's own default (per row) loses
+# most of what a good weight quantization keeps.
+_DYNAMIC_PER_BLOCK = 2
+# The big cores of a phone; mnnsmith's own run time takes what the machine has.
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engine must be told of a model."""
+
+    model_type: str
+    hidden_size: int
+    layers: int
+    max_context: int
+    attention_scale: float
+    sliding_window: int | None
+    kv_heads: int
+    head_dim: int
+
+
+def llm_config(
+    facts: ModelFacts,
+    embedding: MatrixRecord,
+    chat_template: str | None,
+    bos_token: str | None,
+    eos_token: str | None,
+) -> dict[str, Any]:
+    """The model's part of the configuration."""
+    config: dict[str, Any] = {
+        "model_type": facts.model_type,
+        "hidden_size": facts.hidden_size,
+        "layer_nums": facts.layers,
+        "attention_mask": "float",
+        # "mix": the engine makes a full and a sliding mask.
+        "attention_type": "full" if facts.sliding_window is None else "mix",
+        "is_mrope": False,
+        "max_position_embeddings": facts.max_context,
+        "attn_scale": facts.attention_scale,
+        "key_value_shape": [2, 1, 0, facts.kv_heads, facts.head_dim],
+        "tie_embeddings": embedding_entry(embedding),
+    }
+    if facts.sliding_window is not None:
+        config["sliding_window"] = facts.sliding_window
+    if chat_template is not None:
+        config["jinja"] = {
+            "chat_template": chat_template,
+            "bos": bos_token or "",
+            "eos": eos_token or "",
+        }
+    return config
+
+
+def run_config(generation: Mapping[str, Any], *, blockwise: bool) -> dict[str, Any]:
+    """The device's part: files, threads, precision, sampling.
+
+    generation: sampling defaults (`temperature`, `top_k`, `top_p`, `repetition_penalty`) of the
+    model's authors.  blockwise: every integer weight has scales per block.
+    """
+    config: dict[str, Any] = {
+        "llm_model": MODEL_FILE,
+        "llm_weight": WEIGHT_FILE,
+        "tokenizer_file": TOKENIZER_FILE,
+        "backend_type": "cpu",
+        "thread_num": _THREADS,
+        "precision": "low",
+        "memory": "low",
+        "dynamic_option": _DYNAMIC_PER_BLOCK if blockwise else 0,
+        "reuse_kv": True,
+    }
+    sampling = {
+        key: generation[key]
+        for key in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        if key in generation
+    }
+    if sampling:
+        config |= {"sampler_type": "mixed", **sampling}
+        config["mixed_samplers"] = _samplers(sampling)
+    else:
+        config["sampler_type"] = "greedy"
+    return config
+
+
+def _samplers(sampling: Mapping[str, Any]) -> list[str]:
+    """The engine's sampling stages that the given values need, in its own spelling."""
+    stages = [("repetition_penalty", "penalty"), ("top_k", "topK"), ("top_p", "topP"),
+              ("min_p", "min_p")]  # fmt: skip
+    return [stage for key, stage in stages if key in sampling] + ["temperature"]

@@ -1,0 +1,228 @@
+"""Our graph as the JSON form of the engine's schema, which the converter makes binary.
+
+The converter runs no optimizer on this form, so it is the final graph.  An operator or union name
+that the schema lacks crashes the converter, so every kind that a graph may hold stands in `_EMIT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.errors import ConversionError
+from mnnsmith.graph.graph import Graph, Node
+from mnnsmith.graph.values import DType, Layout
+from mnnsmith.graph.weights import Slot
+from mnnsmith.mnn.weight_records import MatrixRecord, VectorRecord, quantization_parameter
+
+# The version that the engine compares with its own.
+ENGINE_VERSION = "3.6.1"
+
+Json: TypeAlias = dict[str, Any]
+Record: TypeAlias = MatrixRecord | VectorRecord
+# (operator type, union member, its fields)
+_Emitted: TypeAlias = tuple[str, str, Json | None]
+
+
+class Weights:
+    """Where the slots of a graph stand in the weight file, and the few values kept in the graph."""
+
+    def __init__(
+        self,
+        records: Mapping[tuple[str, str], Record],
+        read_vector: Callable[[Slot], npt.NDArray[np.float32]],
+    ) -> None:
+        self._records = records
+        self.read_vector = read_vector
+
+    def matrix(self, node: Node, part: str) -> MatrixRecord:
+        record = self._records[node.name, part]
+        if not isinstance(record, MatrixRecord):
+            raise ConversionError(f"{node.name}: {part} is no matrix.")
+        return record
+
+    def vector(self, node: Node, part: str) -> VectorRecord:
+        record = self._records[node.name, part]
+        if not isinstance(record, VectorRecord):
+            raise ConversionError(f"{node.name}: {part} is no vector.")
+        return record
+
+
+def graph_json(graph: Graph, weights: Weights) -> Json:
+    """The whole net as a JSON object."""
+    return {
+        "bizCode": "mnnsmith",
+        "extraInfo": {"version": ENGINE_VERSION},
+        "oplists": [_operator(node, weights) for node in graph.nodes],
+        "outputName": [value.name for value in graph.outputs],
+        "preferForwardType": "CPU",
+        "sourceType": "ONNX",
+        "tensorName": [value.name for value in graph.values],
+        "tensorNumber": len(graph.values),
+        "usage": "INFERENCE",
+    }
+
+
+def _operator(node: Node, weights: Weights) -> Json:
+    emit = _EMIT.get(node.kind)
+    if emit is None:
+        raise ConversionError(f"The engine has no operator for {node.kind} ({node.name}).")
+    kind, union, fields = emit(node, weights)
+    operator: Json = {
+        "type": kind,
+        "name": node.name,
+        "outputIndexes": [value.index for value in node.outputs],
+        "main_type": union,
+        "defaultDimentionFormat": node.outputs[0].layout.value,
+    }
+    if fields is not None:
+        operator["main"] = fields
+    if node.inputs:
+        operator["inputIndexes"] = [value.index for value in node.inputs]
+    return operator
+
+
+def _dims(node: Node) -> list[int]:
+    return [d if isinstance(d, int) else -1 for d in node.outputs[0].shape]
+
+
+def _input(node: Node, _: Weights) -> _Emitted:
+    dtype = "DT_FLOAT" if node.outputs[0].dtype is DType.FLOAT else "DT_INT32"
+    return "Input", "Input", {"dims": _dims(node), "dtype": dtype, "dformat": "NCHW"}
+
+
+def _integers(node: Node, _: Weights) -> _Emitted:
+    values = list(node.attributes["values"])
+    fields: Json = {"dataFormat": "NCHW", "dataType": "DT_INT32", "int32s": values}
+    if not node.attributes["scalar"]:
+        fields["dims"] = [len(values)]
+    return "Const", "Blob", fields
+
+
+def _table(node: Node, weights: Weights) -> _Emitted:
+    record = weights.vector(node, "values")
+    return "Const", "Blob", {
+        "dims": _dims(node), "dataFormat": "NCHW", "dataType": "DT_FLOAT",
+        "external": [record.offset, record.nbytes],
+    }  # fmt: skip
+
+
+def _convert(node: Node, _: Weights) -> _Emitted:
+    source, target = node.inputs[0].layout, node.outputs[0].layout
+    return "ConvertTensor", "TensorConvertInfo", {"source": source.value, "dest": target.value}
+
+
+def _reshape(node: Node, _: Weights) -> _Emitted:
+    return "Reshape", "Reshape", {"dims": _dims(node), "dimType": "NCHW"}
+
+
+def _slice(node: Node, _: Weights) -> _Emitted:
+    masks = ("beginMask", "endMask", "ellipsisMask", "newAxisMask", "shrinkAxisMask")
+    fields: Json = {"Index": "DT_INVALID", "T": "DT_INVALID", **dict.fromkeys(masks, 0)}
+    # The ONNX form: begin, end, axis and step are inputs.
+    return "StridedSlice", "StridedSliceParam", {**fields, "fromType": 1}
+
+
+def _concat(node: Node, _: Weights) -> _Emitted:
+    return "Concat", "Axis", {"axis": node.attributes["axis"]}
+
+
+def _gather(_: Node, __: Weights) -> _Emitted:
+    types = ("Taxis", "Tindices", "Tparams")
+    return "GatherV2", "GatherV2", dict.fromkeys(types, "DT_INVALID")
+
+
+def _binary(node: Node, _: Weights) -> _Emitted:
+    dtype = "DT_FLOAT" if node.outputs[0].dtype is DType.FLOAT else "DT_INT32"
+    return "BinaryOp", "BinaryOp", {
+        "opType": _BINARY[node.attributes["function"]], "T": dtype, "activationType": 0,
+    }  # fmt: skip
+
+
+def _unary(node: Node, _: Weights) -> _Emitted:
+    return "UnaryOp", "UnaryOp", {"opType": _UNARY[node.attributes["function"]], "T": "DT_FLOAT"}
+
+
+def _linear(node: Node, weights: Weights) -> _Emitted:
+    record = weights.matrix(node, "weight")
+    common = {
+        "padX": 0, "padY": 0, "kernelX": 1, "kernelY": 1, "strideX": 1, "strideY": 1,
+        "dilateX": 1, "dilateY": 1, "padMode": "CAFFE", "group": 1,
+        "outputCount": record.rows, "inputCount": record.cols,
+        "relu": False, "relu6": False, "hasOutputShape": False,
+    }  # fmt: skip
+    return "Convolution", "Convolution2D", {
+        "common": common,
+        "quanParameter": quantization_parameter(record),
+        "external": record.external(),
+    }  # fmt: skip
+
+
+def _rms_norm(node: Node, weights: Weights) -> _Emitted:
+    # The engine expects gain and offset, each of `half` bytes; an RMS norm's offset is zero.
+    record = weights.vector(node, "gain")
+    half = record.nbytes // 2
+    return "LayerNorm", "LayerNorm", {
+        "axis": [-1], "epsilon": node.attributes["epsilon"], "group": 1,
+        "external": [record.offset, half, half], "useRMSNorm": True,
+    }  # fmt: skip
+
+
+def _rope(node: Node, weights: Weights) -> _Emitted:
+    a = node.attributes
+    fields: Json = {
+        "rope_cut_head_dim": a["rotary_dim"], "num_head": a["heads"],
+        "kv_num_head": a["kv_heads"], "head_dim": a["head_dim"],
+    }  # fmt: skip
+    for part, key in (("q_gain", "q_norm"), ("k_gain", "k_norm")):
+        if part in node.slots:
+            gain = weights.read_vector(node.slots[part])
+            # Here the schema has no external form; a gain of one head is small.
+            fields[key] = {
+                "axis": [-1], "epsilon": a["epsilon"], "group": 1, "useRMSNorm": True,
+                "gamma": [float(g) for g in gain], "beta": [0.0] * len(gain),
+            }  # fmt: skip
+    return "RoPE", "RoPEParam", fields
+
+
+def _attention(node: Node, _: Weights) -> _Emitted:
+    return "Attention", "AttentionParam", {
+        "kv_cache": True, "layer_index": node.attributes["layer"],
+        "kv_shared_layer_index": -1, "output_c4": node.outputs[0].layout is Layout.NC4HW4,
+        "attnScale": node.attributes["scale"],
+    }  # fmt: skip
+
+
+_BINARY = {
+    "add": "ADD",
+    "subtract": "SUB",
+    "multiply": "MUL",
+    "divide": "REALDIV",
+    # b * sigmoid(b) * a
+    "multiply_silu": "MUL_SILU",
+}
+_UNARY = {
+    # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    "gelu_tanh": "GELU",
+    "tanh": "TANH",
+}
+
+_EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
+    "input": _input,
+    "integers": _integers,
+    "table": _table,
+    "convert": _convert,
+    "reshape": _reshape,
+    "slice": _slice,
+    "concat": _concat,
+    "gather": _gather,
+    "binary": _binary,
+    "unary": _unary,
+    "linear": _linear,
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "attention": _attention,
+}

@@ -1,0 +1,78 @@
+"""How long a context a graph is built for, and which layers see only a window of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mnnsmith.errors import UsageError
+from mnnsmith.models.config import ConfigReader
+
+# The names of layer types in transformers.
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class ContextLimits:
+    """What the user asked for: `max_context` tokens, or None for the model's own limit."""
+
+    max_context: int | None = None
+
+    def resolve(self, positions: int, longest_exact: int | None) -> tuple[int, tuple[str, ...]]:
+        """The context to build for, and notes for the user.
+
+        positions: `max_position_embeddings`.  longest_exact: a limit of the rope tables.
+        """
+        limit = positions if longest_exact is None else min(positions, longest_exact)
+        if self.max_context is None:
+            if limit < positions:
+                return limit, (
+                    f"context limited to {limit} of {positions} tokens: beyond it the model turns "
+                    "to other rope frequencies (longrope), which a table cannot hold",
+                )
+            return limit, ()
+        if not 1 <= self.max_context <= limit:
+            reason = "the model's max_position_embeddings"
+            if limit < positions:
+                reason = "the last position of longrope's short frequencies"
+            raise UsageError(
+                f"--max-context {self.max_context} is out of range: it goes from 1 to {limit}, "
+                f"{reason}.",
+                "A longer context would give wrong answers silently.",
+            )
+        return self.max_context, ()
+
+
+def no_windows(config: ConfigReader, layers: int, context: int) -> list[int | None]:
+    """Every layer sees everything."""
+    del config, context
+    return [None] * layers
+
+
+def uniform_windows(config: ConfigReader, layers: int, context: int) -> list[int | None]:
+    """`sliding_window` for every layer; null or absent means none."""
+    return [_width(config, context)] * layers
+
+
+def typed_windows(
+    config: ConfigReader, layers: int, context: int, default: Sequence[str]
+) -> list[int | None]:
+    """`sliding_window` for the layers that `layer_types` (else `default`) calls sliding."""
+    window = _width(config, context)
+    kinds = config.raw("layer_types")
+    if kinds is None:
+        kinds = list(default)
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise config.error(f"layer_types must be a list of {layers} names")
+    for kind in set(map(str, kinds)) - {FULL, SLIDING}:
+        raise config.unsupported(f"layer type {kind!r} is not one that we know")
+    return [window if kind == SLIDING else None for kind in kinds]
+
+
+def _width(config: ConfigReader, context: int) -> int | None:
+    """A window at least as wide as the context changes nothing, and is None."""
+    if not config.has("sliding_window"):
+        return None
+    window = config.integer("sliding_window")
+    return window if window < context else None

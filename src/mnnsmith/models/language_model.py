@@ -1,0 +1,50 @@
+"""What a model file returns: a graph with all that the engine and the bundle must know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mnnsmith.graph.graph import Graph
+from mnnsmith.graph.weights import MatrixSlot
+from mnnsmith.models.layers import AttentionShape
+
+
+@dataclass(frozen=True)
+class IgnoredTensors:
+    """Tensors of a checkpoint that are left out on purpose: a glob of names, and why."""
+
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A decoder, ready to be filled with weights.
+
+    embedding: the input embedding, [vocabulary, hidden]; the same tensor as the head's if tied.
+    attention: heads, widths and scale, for the engine's configuration and the KV cache's size.
+    max_context: the longest context for which the graph is exact, in tokens.
+    sliding_window: its width in tokens, None if every layer sees everything.
+    notes: what the user should know ("context limited to 4096: ...").
+    """
+
+    graph: Graph
+    embedding: MatrixSlot
+    head: MatrixSlot
+    hidden_size: int
+    layers: int
+    attention: AttentionShape
+    max_context: int
+    sliding_window: int | None = None
+    ignored: tuple[IgnoredTensors, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.embedding.tensor == self.head.tensor
+
+    def kv_bytes_per_token(self, element_bytes: int = 4) -> int:
+        """Bytes that one token takes in the KV cache (float32 on x86, 2 bytes in fp16)."""
+        shape = self.attention
+        return 2 * self.layers * shape.kv_heads * shape.head_dim * element_bytes

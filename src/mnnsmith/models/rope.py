@@ -1,0 +1,220 @@
+"""Rotary position embedding: the frequencies of each scaling type, and exact tables of any length.
+
+The formulas are those of transformers' `modeling_rope_utils` (default, linear, llama3, yarn,
+longrope); frequencies are rounded to float32 as there.  A type that depends on the run-time length
+in a way that a table cannot hold is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.graph.graph import Graph
+from mnnsmith.graph.values import Value
+from mnnsmith.models.config import ConfigReader
+
+# Positions are split as 1024 * high + low, so that two small tables give any position exactly.
+_LOW_POSITIONS = 1024
+# What transformers takes where a config names no base.
+_DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class RopeFrequencies:
+    """What a model's rope needs.
+
+    inverse: float32 [rotary_dim / 2], radians per position.
+    factor: multiplies cos and sin (the "attention factor" of yarn and longrope).
+    longest: the longest context for which these frequencies are those of the model, or None.
+    """
+
+    inverse: npt.NDArray[np.float32]
+    factor: float = 1.0
+    longest: int | None = None
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.inverse)
+
+
+def rope_settings(config: ConfigReader) -> dict[str, Any]:
+    """The rope fields of a config as one mapping with `rope_theta` and `rope_type`.
+
+    Reads both spellings: `rope_parameters`, and `rope_theta` with `rope_scaling`.
+    """
+    parameters = config.raw("rope_parameters")
+    scaling = config.raw("rope_scaling")
+    theta = config.raw("rope_theta")
+    for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
+        if value is not None and not isinstance(value, Mapping):
+            raise config.error(f"{name} must be an object, not {value!r:.60}")
+    settings: dict[str, Any] = {
+        "rope_theta": _DEFAULT_THETA if theta is None else theta,
+        "rope_type": "default",
+    }
+    for given in (scaling, parameters):
+        if given is not None:
+            fields = dict(given)
+            if "type" in fields:
+                fields.setdefault("rope_type", fields.pop("type"))
+            settings.update({k: v for k, v in fields.items() if v is not None})
+    return settings
+
+
+def rope_frequencies(
+    config: ConfigReader, settings: Mapping[str, Any], head_dim: int, max_positions: int
+) -> RopeFrequencies:
+    """Frequencies for `settings`; raises `UnsupportedError` for a type we do not know."""
+    reader = ConfigReader(settings, "config.json (rope)")
+    theta = reader.number("rope_theta")
+    share = settings.get("partial_rotary_factor")
+    if share is None:
+        share = config.number("partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * float(share))
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise config.error(f"rope would rotate {rotary_dim} of {head_dim} elements of a head")
+    base = _base_frequencies(theta, rotary_dim)
+    kind = reader.only(
+        "rope_type",
+        ("default", "linear", "llama3", "yarn", "longrope"),
+        "default",
+        "This rope type is not one whose tables we can write exactly.",
+    )
+    if kind == "default":
+        return RopeFrequencies(base)
+    if kind == "linear":
+        return RopeFrequencies((base / np.float32(reader.number("factor"))).astype(np.float32))
+    if kind == "llama3":
+        return RopeFrequencies(_llama3(reader, base))
+    original = settings.get("original_max_position_embeddings") or config.raw(
+        "original_max_position_embeddings"
+    )
+    if kind == "yarn":
+        return _yarn(reader, base, theta, int(original or max_positions))
+    if not original:
+        raise config.error("longrope needs original_max_position_embeddings")
+    return _longrope(reader, base, int(original), max_positions)
+
+
+def _base_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float32]:
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    powers: npt.NDArray[np.float32] = np.float32(theta) ** exponents
+    return np.float32(1) / powers
+
+
+def _llama3(reader: ConfigReader, base: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    factor = reader.number("factor")
+    low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+    original = reader.integer("original_max_position_embeddings")
+    if high <= low:
+        raise reader.error(f"high_freq_factor {high} must be above low_freq_factor {low}")
+    wavelength = 2 * math.pi / base.astype(np.float64)
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * base / factor + smooth * base
+    scaled = np.where(wavelength > original / low, base / factor, blended)
+    return np.where(wavelength < original / high, base, scaled).astype(np.float32)
+
+
+def _yarn(
+    reader: ConfigReader, base: npt.NDArray[np.float32], theta: float, original: int
+) -> RopeFrequencies:
+    """Peng et al. 2023, as transformers computes it."""
+    factor = reader.number("factor")
+    dim = 2 * len(base)
+
+    def dimension_of(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = dimension_of(reader.number("beta_fast", 32.0))
+    high = dimension_of(reader.number("beta_slow", 1.0))
+    if reader.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    interpolated = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+    inverse = base / factor * interpolated + base * (1 - interpolated)
+    return RopeFrequencies(inverse.astype(np.float32), _yarn_attention_factor(reader, factor))
+
+
+def _yarn_attention_factor(reader: ConfigReader, factor: float) -> float:
+    if reader.has("attention_factor"):
+        return reader.number("attention_factor")
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if reader.has("mscale") and reader.has("mscale_all_dim"):
+        return mscale(reader.number("mscale")) / mscale(reader.number("mscale_all_dim"))
+    return mscale(1.0)
+
+
+def _longrope(
+    reader: ConfigReader, base: npt.NDArray[np.float32], original: int, max_positions: int
+) -> RopeFrequencies:
+    """Ding et al. 2024.  transformers turns from the short to the long factors once a text is
+    longer than `original`, and re-reads nothing that is cached; a table holds the short ones."""
+    short = reader.raw("short_factor")
+    if (
+        not isinstance(short, list)
+        or len(short) != len(base)
+        or not all(type(f) in (int, float) and f > 0 for f in short)
+    ):
+        raise reader.error(f"longrope short_factor must be {len(base)} numbers above zero")
+    reader.raw("long_factor")
+    factor = reader.number("factor", max_positions / original)
+    scale = 1.0
+    if reader.has("attention_factor"):
+        scale = reader.number("attention_factor")
+    elif factor > 1:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original))
+    inverse = base / np.array(short, dtype=np.float32)
+    return RopeFrequencies(inverse.astype(np.float32), scale, longest=original)
+
+
+def rope_tables(
+    g: Graph, positions: Value, rope: RopeFrequencies, max_context: int, name: str
+) -> tuple[Value, Value]:
+    """cos and sin of every position of the input, [seq, rotary_dim].
+
+    positions: [seq] int32.  With p = 1024 h + l the angles add: cos(p w) = cos(1024 h w) cos(l w)
+    - sin(1024 h w) sin(l w).  The factors come out of tables that were computed in float64; no
+    product of position and frequency is formed on the device, where fp16 would ruin it.
+    """
+    inverse = rope.inverse.astype(np.float64)
+    high_rows = -(-max_context // _LOW_POSITIONS)
+    high_angles = np.arange(high_rows)[:, None] * float(_LOW_POSITIONS) * inverse
+    low_angles = np.arange(_LOW_POSITIONS)[:, None] * inverse
+    step = g.integers([_LOW_POSITIONS], scalar=True)
+    high = g.binary("divide", positions, step, f"{name}/high")
+    low = g.binary(
+        "subtract", positions, g.binary("multiply", high, step, f"{name}/base"), f"{name}/low"
+    )
+
+    def looked_up(values: npt.NDArray[np.float64], index: Value, part: str) -> Value:
+        table = g.table(f"{name}/table/{part}", values.astype(np.float32))
+        return g.gather(table, index, f"{name}/{part}")
+
+    cos_high = looked_up(np.cos(high_angles) * rope.factor, high, "cos_high")
+    sin_high = looked_up(np.sin(high_angles) * rope.factor, high, "sin_high")
+    cos_low = looked_up(np.cos(low_angles), low, "cos_low")
+    sin_low = looked_up(np.sin(low_angles), low, "sin_low")
+
+    def product(a: Value, b: Value, part: str) -> Value:
+        return g.binary("multiply", a, b, f"{name}/{part}")
+
+    cos = g.binary(
+        "subtract", product(cos_high, cos_low, "cc"), product(sin_high, sin_low, "ss"),
+        f"{name}/cos/half",
+    )  # fmt: skip
+    sin = g.binary(
+        "add", product(sin_high, cos_low, "sc"), product(cos_high, sin_low, "cs"),
+        f"{name}/sin/half",
+    )  # fmt: skip
+    return g.concat([cos, cos], -1, f"{name}/cos"), g.concat([sin, sin], -1, f"{name}/sin")

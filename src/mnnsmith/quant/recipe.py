@@ -1,0 +1,220 @@
+"""A recipe: which weight gets which scheme.  Data, first match wins.
+
+A recipe is a name such as `w4g64-head8`, or a JSON file:
+
+    {"name": "mine", "default": "w4g64", "misfit": "error",
+     "rules": [{"role": "head", "scheme": "w8g64"},
+               {"layers": [0, 1], "role": "mlp", "scheme": "w8g32"},
+               {"tensor": "*.down_proj.weight", "scheme": "w8g64"}]}
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mnnsmith.errors import RecipeError
+from mnnsmith.quant.scheme import BLOCKS, Scheme, parse_scheme
+
+DEFAULT_RECIPE = "w4g64-head8"
+KEEP = "keep"
+ROLES = ("embedding", "head", "attention", "mlp")
+_MISFITS = ("error", "fit")
+_NAME = re.compile(
+    r"(?P<base>fp32|fp16|w\d+(?:g\d+)?)(?P<sym>-sym)?(?:-head(?P<head>\d+))?"
+    r"(?:-embed(?P<embed>\d+))?(?P<fit>-fit)?"
+)
+_MAX_RULES = 10_000
+_MAX_PATTERN = 500
+
+
+@dataclass(frozen=True)
+class Target:
+    """One weight as recipes see it."""
+
+    tensor: str
+    role: str
+    layer: int | None
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition (every given part must hold) and its scheme."""
+
+    scheme: Scheme
+    role: str | None = None
+    tensor: str | None = None
+    layers: tuple[int, int] | None = None
+
+    def matches(self, target: Target) -> bool:
+        if self.role is not None and self.role != target.role:
+            return False
+        if self.layers is not None and (
+            target.layer is None or not self.layers[0] <= target.layer <= self.layers[1]
+        ):
+            return False
+        return self.tensor is None or fnmatch.fnmatchcase(target.tensor, self.tensor)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The scheme for one weight; `note` is set where the recipe's wish did not fit."""
+
+    scheme: Scheme
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Rules in order, then the default.
+
+    misfit: what to do where a block does not divide a width: "error", or "fit" (take the widest
+    block that does, and record it).
+    keep: carry a source's own blocks over where the engine has the same form; rules then speak for
+    the other weights only.
+    """
+
+    name: str
+    default: Scheme
+    rules: tuple[Rule, ...] = ()
+    misfit: str = "error"
+    keep: bool = False
+
+    def choose(self, target: Target) -> Choice:
+        """The scheme of one weight; raises `RecipeError` where it cannot be."""
+        rule = next((r for r in self.rules if r.matches(target)), None)
+        scheme = self.default if rule is None else rule.scheme
+        if target.role == "embedding" and scheme.bits == 32:
+            return Choice(Scheme(16), "the engine reads float embeddings at 16 bits only")
+        return self._fit(scheme, target)
+
+    def _fit(self, scheme: Scheme, target: Target) -> Choice:
+        if scheme.is_float or target.cols % (scheme.block or 8) == 0:
+            return Choice(scheme)
+        where = f"{target.tensor} [{target.rows}, {target.cols}]"
+        fitting = [b for b in BLOCKS if target.cols % b == 0]
+        if self.misfit == "error" or scheme.block == 0 or not fitting:
+            options = ", ".join(f"w{scheme.bits}g{b}" for b in fitting) or "fp16"
+            raise RecipeError(
+                f"Recipe {self.name}: {scheme.name} does not fit {where}: "
+                f"{scheme.block or 8} does not divide {target.cols}.",
+                f"For this width there are: {options}. Or let the recipe choose: "
+                f"{self.name}-fit takes the widest block that divides, and records it.",
+            )
+        block = max((b for b in fitting if b <= scheme.block), default=min(fitting))
+        chosen = replace(scheme, block=block)
+        return Choice(chosen, f"{chosen.name} in place of {scheme.name}: width {target.cols}")
+
+
+def parse_recipe_name(name: str) -> Recipe:
+    """A recipe from its name: SCHEME[-sym][-headN][-embedN][-fit], or `keep`.
+
+    N is 4, 8 (at the scheme's block) or 16.  The embedding follows the head where nothing is said.
+    """
+    if name == KEEP:
+        return Recipe(KEEP, Scheme(16), keep=True)
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise RecipeError(
+            f"{name!r} is not a recipe.",
+            "Recipes are named fp16, fp32, w8g64, w4g32, w4g64-sym, w4g64-head8, "
+            "w4g64-head8-embed16, w4g128-fit, keep (GGUF); or give a JSON file.",
+        )
+    default = parse_scheme(match["base"], f"recipe {name}")
+    if match["sym"]:
+        if default.is_float:
+            raise RecipeError(f"recipe {name}: -sym means nothing for floats.")
+        default = replace(default, symmetric=True)
+    rules = []
+    for role in ("head", "embed"):
+        if match[role]:
+            scheme = _with_bits(default, int(match[role]), name)
+            rules.append(Rule(scheme, role="embedding" if role == "embed" else role))
+    if match["head"] and not match["embed"]:
+        rules.append(Rule(rules[0].scheme, role="embedding"))
+    return Recipe(name, default, tuple(rules), misfit="fit" if match["fit"] else "error")
+
+
+def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe from the object of a JSON file."""
+    _check_keys(data, {"name", "default", "rules", "misfit", "description"}, where)
+    name = data.get("name", "custom")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,80}", name):
+        raise RecipeError(f"{where}: name must be letters, digits, '.', '_' and '-': {name!r:.60}.")
+    misfit = data.get("misfit", "error")
+    if misfit not in _MISFITS:
+        raise RecipeError(f"{where}: misfit must be one of {_MISFITS}, not {misfit!r:.60}.")
+    if "default" not in data:
+        raise RecipeError(f"{where}: default is missing.", 'Add, for example, "default": "w4g64".')
+    rules = data.get("rules", [])
+    if not isinstance(rules, list) or len(rules) > _MAX_RULES:
+        raise RecipeError(f"{where}: rules must be a list of at most {_MAX_RULES} objects.")
+    return Recipe(
+        name,
+        parse_scheme(data["default"], f"{where}: default"),
+        tuple(_rule(rule, f"{where}: rule {i}") for i, rule in enumerate(rules)),
+        misfit,
+    )
+
+
+def describe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as the object that `parse_recipe` reads (for the manifest)."""
+    described: dict[str, Any] = {
+        "name": recipe.name,
+        "default": KEEP if recipe.keep else recipe.default.name,
+        "misfit": recipe.misfit,
+        "rules": [],
+    }
+    for rule in recipe.rules:
+        entry: dict[str, Any] = {"scheme": rule.scheme.name}
+        for key in ("role", "tensor"):
+            if getattr(rule, key) is not None:
+                entry[key] = getattr(rule, key)
+        if rule.layers is not None:
+            entry["layers"] = list(rule.layers)
+        described["rules"].append(entry)
+    return described
+
+
+def _rule(data: Any, where: str) -> Rule:
+    if not isinstance(data, Mapping):
+        raise RecipeError(f"{where}: must be an object, not {data!r:.60}.")
+    _check_keys(data, {"scheme", "role", "tensor", "layers"}, where)
+    if "scheme" not in data:
+        raise RecipeError(f"{where}: scheme is missing.")
+    role, tensor, layers = data.get("role"), data.get("tensor"), data.get("layers")
+    if role is not None and role not in ROLES:
+        raise RecipeError(f"{where}: role must be one of {', '.join(ROLES)}, not {role!r:.60}.")
+    if tensor is not None and not (isinstance(tensor, str) and len(tensor) <= _MAX_PATTERN):
+        raise RecipeError(f"{where}: tensor must be a name or glob, not {tensor!r:.60}.")
+    if layers is not None:
+        if (
+            not isinstance(layers, list)
+            or len(layers) != 2
+            or not all(type(v) is int and v >= 0 for v in layers)
+        ):
+            raise RecipeError(f"{where}: layers must be [first, last], not {layers!r:.60}.")
+        layers = (layers[0], layers[1])
+    return Rule(parse_scheme(data["scheme"], where), role, tensor, layers)
+
+
+def _check_keys(data: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(map(str, set(data) - known))
+    if unknown:
+        raise RecipeError(
+            f"{where}: unknown key {unknown[0]!r:.60}.", f"Known are: {', '.join(sorted(known))}."
+        )
+
+
+def _with_bits(scheme: Scheme, bits: int, name: str) -> Scheme:
+    if bits in (16, 32):
+        return Scheme(bits)
+    if scheme.is_float:
+        return parse_scheme(f"w{bits}g64", f"recipe {name}")
+    return replace(parse_scheme(f"w{bits}", f"recipe {name}"), block=scheme.block,
+                   symmetric=scheme.symmetric)  # fmt: skip
