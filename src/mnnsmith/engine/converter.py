@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mnnsmith.errors import ConversionError, EnvironmentProblem
+from mnnsmith.errors import ConversionError, MissingResourceError
 
 CONVERTER_MEMORY_LIMIT_BYTES = 4 << 30
 CONVERTER_TIMEOUT_S = 300.0
@@ -33,7 +33,7 @@ def graph_json_to_mnn(
     space, `timeout_s` its life.  An existing `mnn_path` is replaced only on success.
 
     Raises ConversionError, with the end of the converter's log, when the child fails, crashes,
-    runs out of time or leaves no valid file; EnvironmentProblem when the disk is full.
+    runs out of time or leaves no valid file; MissingResourceError when the disk is full.
     """
     json_path = Path(json_path).absolute()
     mnn_path = Path(mnn_path).absolute()
@@ -59,7 +59,7 @@ def graph_json_to_mnn(
             "Allow more time, or look at the size of the graph.",
         ) from error
     except OSError as error:
-        raise EnvironmentProblem(
+        raise MissingResourceError(
             f"{mnn_path.parent}: cannot write the converted graph: {error.strerror or error}.",
             "Check free space and permissions of the output folder.",
         ) from error
@@ -90,7 +90,7 @@ def _check_output(path: Path, json_path: Path, log: str) -> None:
         )
     size_bytes = path.stat().st_size
     if shutil.disk_usage(path.parent).free < DISK_FULL_BYTES:
-        raise EnvironmentProblem(
+        raise MissingResourceError(
             f"{path.parent}: the disk is full; the converted graph cannot be trusted.",
             "Free some space and convert again.",
         )

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
-from mnnsmith.engine.runner import Arrays
+from mnnsmith.engine.runner import Arrays, RefusedError, bundle_config
 from mnnsmith.engine.sampling import SamplingOptions
+from mnnsmith.engine.weight_extent import required_weight_bytes
 from mnnsmith.errors import ContextLengthError, EngineError, UsageError
 
 F32 = npt.NDArray[np.float32]
@@ -96,8 +97,7 @@ class Engine:
         self._lock = threading.RLock()
         self._generation = 0
         self._position = 0
-        if not self.bundle_dir.is_dir():
-            raise EngineError(f"{self.bundle_dir}: there is no such folder.")
+        _check_bundle(self.bundle_dir, overrides)
         self._runner = Runner()
         try:
             header, _ = self._runner.call(
@@ -110,10 +110,7 @@ class Engine:
         except (EngineError, RunnerRefusedError) as error:
             self._runner.kill()
             message = error.message if isinstance(error, EngineError) else str(error)
-            raise EngineError(
-                f"{self.bundle_dir}: the bundle does not load: {message}",
-                "If it was copied or downloaded, check that it is whole: mnnsmith check DIR",
-            ) from error
+            raise _does_not_load(self.bundle_dir, message) from error
         except BaseException:
             self._runner.kill()
             raise
@@ -394,6 +391,33 @@ def _overrides(
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"config must hold what JSON can hold: {error}.") from error
     return result
+
+
+def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> None:
+    """What can be seen without the engine: files missing or cut short."""
+    if not folder.is_dir():
+        raise EngineError(f"{folder}: there is no such folder.")
+    try:
+        config = bundle_config(str(folder), overrides)
+        required = required_weight_bytes((folder / config["llm_model"]).read_bytes())
+        found = (folder / config["llm_weight"]).stat().st_size
+    except RefusedError as error:
+        raise _does_not_load(folder, str(error)) from error
+    except EngineError as error:
+        raise _does_not_load(folder, error.message) from error
+    except OSError as error:
+        raise _does_not_load(folder, str(error)) from error
+    if found < required:
+        raise _does_not_load(
+            folder, f"{config['llm_weight']} has {found} bytes, the graph reads {required}."
+        )
+
+
+def _does_not_load(folder: Path, message: str) -> EngineError:
+    return EngineError(
+        f"{folder}: the bundle does not load: {message}",
+        "If it was copied or downloaded, check that it is whole: mnnsmith check DIR",
+    )
 
 
 def _plain(text: str) -> str:

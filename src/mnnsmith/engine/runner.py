@@ -44,6 +44,7 @@ FILE_KEYS = {
     "llm_model": "llm.mnn",
     "llm_weight": "llm.mnn.weight",
     "tokenizer_file": "tokenizer.txt",
+    "embedding_file": "embeddings_bf16.bin",
 }
 
 
@@ -202,6 +203,9 @@ def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     if "base_dir" in config:
         raise RefusedError(f"{folder}/config.json: base_dir is set; a bundle holds its own files.")
     for key, default in FILE_KEYS.items():
+        # By then llm_config.json, the first of them, is read.
+        if key == "embedding_file" and "tie_embeddings" in config:
+            continue
         name = config.get(key, default)
         if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):
             raise RefusedError(
@@ -214,16 +218,19 @@ def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
             raise RefusedError(f"{path}: the file is empty ({key} of the bundle).")
         if key == "llm_config":
             config = {**config, **read_config(folder, name)}
+        else:
+            config[key] = name
     config = {**config, **overrides}
     if config.get("attention_mask") in ("glm", "glm2"):
         raise RefusedError(
             f"{folder}: attention mask {config['attention_mask']!r} is not supported."
         )
-    if not isinstance(config.get("max_position_embeddings"), int):
-        raise RefusedError(
-            f"{folder}: llm_config.json has no max_position_embeddings (an integer), so the end "
-            f"of the context is unknown."
-        )
+    for key in ("max_position_embeddings", "hidden_size"):
+        if not isinstance(config.get(key), int) or config[key] < 1:
+            raise RefusedError(
+                f"{folder}/llm_config.json: {key} must be a positive integer, found "
+                f"{config.get(key)!r}."
+            )
     return config
 
 
@@ -232,7 +239,11 @@ class Model:
 
     def __init__(self, folder: str, overrides: Mapping[str, Any], piece_tokens: int) -> None:
         config = bundle_config(folder, overrides)
+        self.folder = folder
+        self.config = config
         threads = config.get("thread_num", 4)
+        if not isinstance(threads, int) or not 1 <= threads <= 1024:
+            raise RefusedError(f"{folder}/config.json: thread_num is {threads!r}.")
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1 << 16
         self.settings = {
             "memory": "low",
@@ -253,6 +264,7 @@ class Model:
         self.llm = self._load(folder, overrides)
         # One token proves that the weights fit the graph, and tells the size of the vocabulary.
         self.vocab_size = int(self._run([0], all_positions=False).shape[-1])
+        self._check_embeddings()
         self.reset()
         self.load_s = time.perf_counter() - started
 
@@ -274,6 +286,15 @@ class Model:
         if not llm.load():
             raise FailedError(f"{folder}: the engine could not load this bundle.")
         return llm
+
+    def _check_embeddings(self) -> None:
+        """The engine reads a row for any id, and does not notice a file cut short."""
+        if "tie_embeddings" in self.config:
+            return
+        path = os.path.join(self.folder, self.config["embedding_file"])
+        expected = 2 * self.vocab_size * self.config["hidden_size"]
+        if os.path.getsize(path) < expected:
+            raise FailedError(f"{path}: {os.path.getsize(path)} bytes, expected {expected}.")
 
     @property
     def position(self) -> int:

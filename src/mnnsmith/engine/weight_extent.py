@@ -1,0 +1,98 @@
+"""How many bytes of weights a binary graph reads: the engine does not notice a file cut short.
+
+A `.mnn` file is a flatbuffer.  Only the path to the `external` fields is followed (offset into the
+weight file, then the sizes of the parts that lie there one after another); the field numbers are
+those of the schema of MNN 3.6.1 (`schema/default/*.fbs`), every offset is checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from mnnsmith.errors import EngineError
+
+NET_OPERATORS, NET_SUBGRAPHS = 3, 10
+SUBGRAPH_OPERATORS = 4
+OPERATOR_MAIN_TYPE, OPERATOR_MAIN, OPERATOR_EXTERNAL_PATH = 1, 2, 7
+# Number of the parameter type in the union -> number of its field `external`: Blob,
+# Convolution2D, Scale, Convolution3D, LayerNorm, GroupNorm.
+EXTERNAL_FIELDS = {7: 9, 9: 6, 58: 3, 80: 3, 88: 5, 95: 6}
+
+
+def required_weight_bytes(graph: bytes) -> int:
+    """The least size of the weight file of the `.mnn` file `graph`.
+
+    Raises EngineError when it is not a whole flatbuffer.
+    """
+    reader = _Reader(graph)
+    try:
+        net = reader.indirect(0)
+        operators = list(reader.tables(net, NET_OPERATORS))
+        for subgraph in reader.tables(net, NET_SUBGRAPHS):
+            operators += reader.tables(subgraph, SUBGRAPH_OPERATORS)
+        return max((_operator_end(reader, operator) for operator in operators), default=0)
+    except (struct.error, OverflowError) as error:
+        raise EngineError("the graph file is damaged: an offset points outside of it.") from error
+
+
+def _operator_end(reader: _Reader, operator: int) -> int:
+    kind = reader.field(operator, OPERATOR_MAIN_TYPE)
+    main = reader.field(operator, OPERATOR_MAIN)
+    elsewhere = reader.field(operator, OPERATOR_EXTERNAL_PATH)
+    if kind is None or main is None or elsewhere is not None:
+        return 0
+    external_field = EXTERNAL_FIELDS.get(reader.read("<B", kind))
+    if external_field is None:
+        return 0
+    place = reader.field(reader.indirect(main), external_field)
+    if place is None:
+        return 0
+    values = list(reader.int64s(reader.indirect(place)))
+    if any(value < 0 for value in values):
+        raise EngineError(f"the graph file is damaged: it places weights at {values}.")
+    return sum(values)
+
+
+class _Reader:
+    """Bounds-checked reads: `struct` raises outside of the buffer, negative places included."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        # Tables may be shared, so the work is bounded by what a whole file of them could hold.
+        self.left = len(data)
+
+    def read(self, form: str, place: int) -> int:
+        if place < 0:
+            raise struct.error("a place before the beginning")
+        value: int = struct.unpack_from(form, self.data, place)[0]
+        return value
+
+    def indirect(self, place: int) -> int:
+        return place + self.read("<I", place)
+
+    def field(self, table: int, number: int) -> int | None:
+        """Where the field lies, or None when it is not there."""
+        description = table - self.read("<i", table)
+        entry = 4 + 2 * number
+        if entry + 2 > self.read("<H", description):
+            return None
+        offset = self.read("<H", description + entry)
+        return table + offset if offset else None
+
+    def _vector(self, place: int, item_bytes: int) -> range:
+        count = self.read("<I", place)
+        self.left -= count * item_bytes
+        if self.left < 0:
+            raise struct.error("more items than bytes")
+        return range(place + 4, place + 4 + count * item_bytes, item_bytes)
+
+    def tables(self, table: int, number: int) -> Iterator[int]:
+        place = self.field(table, number)
+        if place is not None:
+            for item in self._vector(self.indirect(place), 4):
+                yield self.indirect(item)
+
+    def int64s(self, place: int) -> Iterator[int]:
+        for item in self._vector(place, 8):
+            yield self.read("<q", item)
