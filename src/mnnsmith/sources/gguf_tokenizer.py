@@ -381,8 +381,9 @@ def _unigram(vocabulary: Vocabulary) -> _Built:
         text = base64.b64encode(packed).decode("ascii")
         steps.append({"type": "Precompiled", "precompiled_charsmap": text})
     if vocabulary.flag("remove_extra_whitespaces", False):
-        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
-        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+        # Spaces only: the Strip normalizer would also take what sentencepiece leaves.
+        for pattern, content in (("^ +| +$", ""), (" {2,}", " ")):
+            steps.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
     scheme = "always" if vocabulary.flag("add_space_prefix", False) else "never"
     metaspace = {"replacement": _SPACE, "prepend_scheme": scheme, "split": True}
     model = {
