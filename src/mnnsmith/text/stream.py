@@ -90,7 +90,7 @@ class Detokenizer:
             return token.encode("utf-8")
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """{character: byte} of GPT-2's byte alphabet.
 
     Printable Latin-1 bytes stand for themselves; the others take the code points from 256 on, in
@@ -103,7 +103,7 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = byte_alphabet()
 
 
 class StopStrings:

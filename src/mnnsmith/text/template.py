@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.errors import EnvironmentProblem, TemplateError, UsageError
+from mnnsmith.errors import MissingResourceError, TemplateError, UsageError
 
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OUTPUT_CHARS = 16 << 20
@@ -217,7 +217,9 @@ class _Child:
     def __init__(self) -> None:
         script = Path(__file__).with_name("render_child.py")
         if not sys.executable:
-            raise EnvironmentProblem("Chat templates need a Python program to run, none is known.")
+            raise MissingResourceError(
+                "Chat templates need a Python program to run, none is known."
+            )
         try:
             # A session of its own: Ctrl-C in a terminal is for us, not for the child.
             self._process = subprocess.Popen(
@@ -229,7 +231,7 @@ class _Child:
                 start_new_session=True,
             )
         except OSError as error:
-            raise EnvironmentProblem(
+            raise MissingResourceError(
                 f"The chat template renderer could not be started: {error}."
             ) from error
 

@@ -1,0 +1,180 @@
+"""`mnnsmith chat`: a dialogue in the terminal, or line by line from a pipe."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from mnnsmith.cli import options as o
+from mnnsmith.cli.answers import AnswerPrinter, explain_end
+from mnnsmith.cli.console import (
+    check_argument,
+    decode,
+    is_terminal,
+    note,
+    say,
+    show_error,
+)
+from mnnsmith.errors import ContextLengthError, TemplateError, UsageError
+
+if TYPE_CHECKING:
+    from mnnsmith.session import ChatSession
+
+HELP = """\
+/reset          forget the dialogue
+/system TEXT    set the system message; /system alone shows it, /system - removes it
+/help           this list
+/exit           leave (also Ctrl-D)
+Ctrl-C ends an answer. A line that ends in \\ goes on in the next one."""
+
+
+def chat(
+    directory: o.BundleDir,
+    system: o.System = None,
+    max_tokens: o.MaxTokens = None,
+    stop: o.Stop = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    seed: o.Seed = None,
+    template_var: o.TemplateVar = None,
+    allow_special: o.AllowSpecial = False,
+    threads: o.Threads = None,
+    memory: o.Memory = None,
+    precision: o.Precision = None,
+) -> None:
+    """Talk to a bundle; /help lists the commands.
+
+    With standard input from a pipe each line is a message, and the answers go to stdout.
+    """
+    variables = o.template_variables(template_var)
+    if system is not None:
+        check_argument(system, "--system")
+    from mnnsmith.bundle import open_bundle
+
+    bundle = open_bundle(directory)
+    answer_options = o.answer_options(
+        bundle,
+        max_tokens=max_tokens,
+        stop=stop,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+    )
+    if bundle.chat_template is None:
+        raise TemplateError(
+            f"{directory}: this model has no chat template, so it cannot hold a dialogue.",
+            "Let it continue a text instead: mnnsmith run DIR --raw -p TEXT",
+        )
+    from mnnsmith.session import open_session
+
+    interactive = is_terminal(sys.stdin)
+    with open_session(
+        bundle,
+        system=system,
+        options=answer_options,
+        variables=variables,
+        allow_special=allow_special,
+        threads=threads,
+        memory=memory,
+        precision=precision,
+    ) as session:
+        if interactive:
+            note(f"{directory}: {bundle.max_context} tokens of context. /help lists the commands.")
+            # Line editing and history for input(), where Python has it.
+            if importlib.util.find_spec("readline") is not None:
+                importlib.import_module("readline")
+        while (line := _read(interactive)) is not None:
+            if line.startswith("/"):
+                if _command(session, line):
+                    return
+            elif line.strip():
+                _answer(session, line, interactive)
+
+
+def _read(interactive: bool) -> str | None:
+    """The next message or command, None at the end of input."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = _read_line("> " if not lines else ". ", interactive)
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            say()
+            note("(Ctrl-D or /exit leaves)")
+            lines = []
+            continue
+        if line is None:
+            return "\n".join(lines) if lines else None
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line[:-1])
+
+
+def _read_line(prompt: str, interactive: bool) -> str | None:
+    if interactive:
+        try:
+            return check_argument(input(prompt), "The message")
+        except EOFError:
+            say()
+            return None
+    data = sys.stdin.buffer.readline()
+    return decode(data, "Standard input").rstrip("\r\n") if data else None
+
+
+def _command(session: ChatSession, line: str) -> bool:
+    """Carry out a /command; True when it ends the chat."""
+    name, _, rest = line.partition(" ")
+    rest = rest.strip()
+    if name in ("/exit", "/quit"):
+        return True
+    if name == "/reset":
+        session.reset()
+        note("(the dialogue is forgotten)")
+    elif name == "/system" and not rest:
+        note(session.system if session.system is not None else "(no system message)")
+    elif name == "/system":
+        session.system = None if rest == "-" else rest
+        note("(the system message is set)" if rest != "-" else "(no system message)")
+    elif name == "/help":
+        say(HELP)
+    else:
+        note(f"There is no command {name}; /help lists them.")
+    return False
+
+
+def _answer(session: ChatSession, text: str, interactive: bool) -> None:
+    """Ask and show the answer.  Ctrl-C ends it; a question that is refused is taken back."""
+    from mnnsmith.session import Answer
+
+    printer = AnswerPrinter()
+    try:
+        with closing(session.ask(text)) as events:
+            for event in events:
+                if isinstance(event, Answer):
+                    printer.end()
+                    explain_end(event)
+                else:
+                    printer.write(event)
+    except KeyboardInterrupt:
+        printer.end()
+        if not interactive:
+            raise
+        note("(cancelled)")
+    except (ContextLengthError, TemplateError, UsageError) as error:
+        if not interactive:
+            raise
+        # The question cannot be answered, but the dialogue can go on.
+        show_error(error)

@@ -1,0 +1,101 @@
+"""`mnnsmith convert`: a checkpoint becomes a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mnnsmith.cli import options as o
+from mnnsmith.cli.console import ProgressBars, format_bytes, format_count, say, say_json, table
+from mnnsmith.errors import UsageError
+
+if TYPE_CHECKING:
+    from mnnsmith.api import Bundle, Prepared
+
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="Folder to write the bundle to."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be written; read no weights.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
+
+
+def convert(
+    model: o.ModelName,
+    output: Output = None,
+    recipe: o.Recipe = None,
+    max_context: o.MaxContext = None,
+    revision: o.Revision = None,
+    offline: o.Offline = False,
+    dry_run: DryRun = False,
+    force: Force = False,
+    threads: o.Threads = None,
+    json_output: o.Json = False,
+) -> None:
+    """Convert a checkpoint to a bundle, whole or not at all.
+
+    Without --recipe a GGUF file keeps its own blocks (keep), others become w4g64-head8.
+    """
+    if output is None and not dry_run:
+        raise UsageError("Where should the bundle go?", "Give a folder with -o DIR, or --dry-run.")
+    from mnnsmith import api
+
+    if dry_run:
+        prepared = api.prepare(
+            model, recipe=recipe, revision=revision, offline=offline, max_context=max_context
+        )
+        _show(_plan(prepared), prepared.notes, json_output)
+        return
+    assert output is not None
+    with ProgressBars() as progress:
+        bundle = api.convert(
+            model,
+            output,
+            recipe=recipe,
+            revision=revision,
+            offline=offline,
+            max_context=max_context,
+            force=force,
+            threads=threads,
+            progress=progress,
+        )
+    _show(_result(bundle), tuple(bundle.manifest.data.get("notes", ())), json_output)
+
+
+def _show(facts: dict[str, Any], notes: tuple[str, ...], json_output: bool) -> None:
+    if json_output:
+        say_json({**facts, "notes": list(notes)})
+        return
+    shown = dict(facts)
+    shown["parameters"] = format_count(facts["parameters"])
+    shown["bundle_bytes"] = format_bytes(facts["bundle_bytes"])
+    say(table([(name.removesuffix("_bytes"), str(value)) for name, value in shown.items()], ""))
+    for text in notes:
+        say(f"note: {text}")
+
+
+def _plan(prepared: Prepared) -> dict[str, Any]:
+    return {
+        "model": prepared.checkpoint.origin,
+        "model_type": prepared.checkpoint.model_type,
+        "parameters": prepared.plan.parameters,
+        "recipe": prepared.recipe.name,
+        "max_context": prepared.model.max_context,
+        "bundle_bytes": prepared.bundle_bytes,
+    }
+
+
+def _result(bundle: Bundle) -> dict[str, Any]:
+    model = bundle.manifest.model
+    return {
+        "bundle": str(bundle.path),
+        "model_type": model["model_type"],
+        "parameters": model["parameters"],
+        "recipe": bundle.manifest.recipe,
+        "max_context": bundle.max_context,
+        "bundle_bytes": bundle.size_bytes,
+    }

@@ -1,0 +1,220 @@
+"""`mnnsmith doctor`: what this machine has, what it lacks and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mnnsmith.cli import options as o
+from mnnsmith.cli.console import Style, format_bytes, note, say, say_json, table
+from mnnsmith.errors import EngineError, MnnsmithError
+from mnnsmith.version import __version__
+
+PACKAGES = (
+    "MNN",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "gguf",
+    "huggingface_hub",
+    "pydantic",
+    "typer",
+    "rich",
+)
+EXTRAS = {"reference": ("torch", "transformers")}
+# What the engine's kernels make use of, by the names of /proc/cpuinfo.
+X86_FEATURES = ("sse4_1", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16")
+ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve2", "sme2")
+LOW_DISK_BYTES = 2 << 30
+
+NoSelfTest = Annotated[
+    bool, typer.Option("--no-self-test", help="Do not convert and run a tiny model.")
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is missing or wrong, and what to do about it."""
+
+    problem: str
+    remedy: str
+
+
+def doctor(json_output: o.Json = False, no_self_test: NoSelfTest = False) -> None:
+    """Show versions, processor features and disk space, and prove that the engine works.
+
+    Ends with exit code 7 when the engine does not work.
+    """
+    findings: list[Finding] = []
+    report: dict[str, Any] = {
+        "mnnsmith": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "extras": _extras(findings),
+        "processor": _processor(findings),
+        "disk": _disk(findings),
+    }
+    for name, version in report["packages"].items():
+        if version is None:
+            problem = f"The package {name} is not installed."
+            findings.append(Finding(problem, "Install mnnsmith again: pip install mnnsmith"))
+    failure = None if no_self_test else _self_test(report)
+    report["findings"] = [{"problem": f.problem, "remedy": f.remedy} for f in findings]
+    if json_output:
+        say_json(report)
+    else:
+        _show(report)
+    if failure is not None:
+        raise EngineError(f"The engine's self-test failed: {failure.message}", failure.hint)
+
+
+def _version(package: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _extras(findings: list[Finding]) -> dict[str, dict[str, str | None]]:
+    found = {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()}
+    for extra, versions in found.items():
+        missing = [name for name, version in versions.items() if version is None]
+        if missing:
+            findings.append(
+                Finding(
+                    f"The optional extra {extra!r} is not installed ({', '.join(missing)}): "
+                    "bundles cannot be compared with transformers.",
+                    f"pip install 'mnnsmith[{extra}]'",
+                )
+            )
+    return found
+
+
+def _processor(findings: list[Finding]) -> dict[str, Any]:
+    flags = _cpu_flags()
+    known = ARM_FEATURES if platform.machine() in ("aarch64", "arm64") else X86_FEATURES
+    if flags and platform.machine() == "x86_64" and "avx2" not in flags:
+        findings.append(
+            Finding("The processor has no AVX2: models run many times slower.", "Use another one.")
+        )
+    return {
+        "name": _cpu_name(),
+        "cores_usable": _usable_cores(),
+        "cores": os.cpu_count(),
+        "features": {name: name in flags for name in known} if flags else {},
+        "memory_bytes": _memory_bytes(),
+    }
+
+
+def _cpu_field(*names: str) -> str:
+    """The first of the fields in /proc/cpuinfo, "" where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in names:
+            return value.strip()
+    return ""
+
+
+def _cpu_flags() -> frozenset[str]:
+    return frozenset(_cpu_field("flags", "Features").split())
+
+
+def _cpu_name() -> str:
+    return _cpu_field("model name", "Model") or platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _memory_bytes() -> int | None:
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _disk(findings: list[Finding]) -> dict[str, dict[str, Any]]:
+    import tempfile
+
+    hub = os.environ.get("HF_HUB_CACHE") or Path(
+        os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface", "hub"
+    )
+    places = {"here": Path.cwd(), "temporary": Path(tempfile.gettempdir()), "hub cache": Path(hub)}
+    found: dict[str, dict[str, Any]] = {}
+    for name, path in places.items():
+        present = next(p for p in (path, *path.parents) if p.exists())
+        free = shutil.disk_usage(present).free
+        found[name] = {"path": str(path), "free_bytes": free}
+        if free < LOW_DISK_BYTES:
+            findings.append(
+                Finding(
+                    f"Only {format_bytes(free)} are free at {path}.",
+                    "Free some space, or convert to a folder on another disk.",
+                )
+            )
+    return found
+
+
+def _self_test(report: dict[str, Any]) -> MnnsmithError | None:
+    """Convert and run a tiny model; the report tells how it went.  Gives what went wrong."""
+    from mnnsmith.selftest import run_self_test
+
+    try:
+        result = run_self_test()
+    except MnnsmithError as error:
+        report["self_test"] = {"passed": False, "message": error.message}
+        return error
+    report["self_test"] = {"passed": True, "seconds": round(result.seconds, 2)}
+    return None
+
+
+def _show(report: dict[str, Any]) -> None:
+    style = Style(sys.stdout)
+
+    def section(title: str, rows: list[tuple[str, str]]) -> None:
+        say(f"{style.bold}{title}{style.reset}")
+        say(table(rows))
+
+    say(f"mnnsmith {report['mnnsmith']}, Python {report['python']}, {report['system']}")
+    section("packages", [(n, v or "missing") for n, v in report["packages"].items()])
+    for extra, versions in report["extras"].items():
+        section(f"extra {extra!r}", [(n, v or "not installed") for n, v in versions.items()])
+    processor = report["processor"]
+    features = [name for name, present in processor["features"].items() if present]
+    memory = processor["memory_bytes"]
+    section(
+        "processor",
+        [
+            ("name", processor["name"]),
+            ("cores", f"{processor['cores_usable']} usable of {processor['cores']}"),
+            ("features", " ".join(features) or "unknown"),
+            ("memory", format_bytes(memory) if memory else "unknown"),
+        ],
+    )
+    disk = report["disk"].items()
+    section("disk", [(n, f"{format_bytes(d['free_bytes'])} free at {d['path']}") for n, d in disk])
+    test = report.get("self_test")
+    if test is None:
+        note("(the engine's self-test was left out)")
+    elif test["passed"]:
+        say(f"{style.green}engine self-test passed{style.reset} ({test['seconds']} s)")
+    else:
+        say(f"{style.red}engine self-test failed{style.reset}")
+    for finding in report["findings"]:
+        say(f"- {finding['problem']}\n  {finding['remedy']}")

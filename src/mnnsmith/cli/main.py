@@ -1,0 +1,143 @@
+"""The `mnnsmith` program: its commands, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from mnnsmith.cli.chat import chat
+from mnnsmith.cli.console import say, show_error
+from mnnsmith.cli.convert import convert
+from mnnsmith.cli.doctor import doctor
+from mnnsmith.cli.run import run
+from mnnsmith.errors import MnnsmithError
+from mnnsmith.version import __version__
+
+EXIT_BUG = 1
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+app = typer.Typer(
+    name="mnnsmith",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"mnnsmith {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show the log, and tracebacks of errors.")
+]
+
+
+@app.callback()
+def _common(version: Version = False) -> None:
+    """From a Hugging Face or GGUF checkpoint to a verified, quantized MNN bundle.
+
+    Exit codes: 0 success, 1 a bug, 2 wrong usage, 3 a damaged checkpoint, 4 not supported,
+    5 the conversion failed, 6 a damaged bundle, 7 the engine failed, 8 the machine lacks something,
+    130 interrupted.
+    """
+
+
+def _log_to_stderr() -> None:
+    import logging
+
+    form = "%(relativeCreated)7d ms %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
+
+
+def _exits(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the option -v, and with every error turned into a message and an exit code."""
+
+    @functools.wraps(verb)
+    def call(*args: Any, verbose: bool, **kwargs: Any) -> None:
+        if verbose:
+            _log_to_stderr()
+        try:
+            verb(*args, **kwargs)
+            sys.stdout.flush()
+        except MnnsmithError as error:
+            if verbose:
+                _show_traceback()
+            show_error(error)
+            raise SystemExit(error.exit_code) from None
+        except KeyboardInterrupt:
+            raise SystemExit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader has gone.  Python flushes stdout once more as it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(EXIT_BROKEN_PIPE) from None
+        except Exception as error:  # noqa: BLE001 - a bug: say where its traceback is
+            _report_bug(error, verbose)
+            raise SystemExit(EXIT_BUG) from None
+
+    signature = inspect.signature(verb, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    option = inspect.Parameter("verbose", kind, default=False, annotation=Verbose)
+    parameters = [*signature.parameters.values(), option]
+    call.__annotations__ = {found.name: found.annotation for found in parameters}
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def _show_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+def _report_bug(error: Exception, verbose: bool) -> None:
+    """One line for the user; the traceback on stderr with -v, else in a file."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    if verbose:
+        _show_traceback()
+        sys.stderr.write(f"error: this is a bug in mnnsmith: {what}\n")
+        return
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="mnnsmith-", suffix=".log", delete=False, encoding="utf-8"
+    ) as file:
+        file.write(f"mnnsmith {__version__}, arguments {sys.argv[1:]!r}\n")
+        traceback.print_exc(file=file)
+    sys.stderr.write(
+        f"error: this is a bug in mnnsmith: {what}\nPlease report it with {file.name}\n"
+    )
+
+
+for _verb in (convert, run, chat, doctor):
+    app.command(_verb.__name__)(_exits(_verb))
+
+
+def main() -> None:
+    """The console script; always ends the process through SystemExit."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that is not UTF-8 must not break an answer halfway.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    arguments = sys.argv[1:]
+    if len(arguments) > 1 and arguments[0] in ("-v", "--verbose"):
+        # -v belongs to a command, but people write it first, too.
+        arguments[:2] = arguments[1::-1]
+    app(arguments)

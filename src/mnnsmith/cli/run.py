@@ -1,0 +1,114 @@
+"""`mnnsmith run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from mnnsmith.cli import options as o
+from mnnsmith.cli.answers import AnswerPrinter, as_json, explain_end
+from mnnsmith.cli.console import check_argument, is_terminal, read_stdin, say_json
+from mnnsmith.errors import UsageError
+
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt", "-p", metavar="TEXT", help="What to ask; '-' or nothing reads standard input."
+    ),
+]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
+]
+
+
+def run(
+    directory: o.BundleDir,
+    prompt: Prompt = None,
+    system: o.System = None,
+    raw: Raw = False,
+    json_output: o.Json = False,
+    max_tokens: o.MaxTokens = None,
+    stop: o.Stop = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    seed: o.Seed = None,
+    template_var: o.TemplateVar = None,
+    allow_special: o.AllowSpecial = False,
+    threads: o.Threads = None,
+    memory: o.Memory = None,
+    precision: o.Precision = None,
+) -> None:
+    """Ask a bundle once; the answer streams to stdout.
+
+    On a terminal reasoning is shown dimmed; elsewhere stdout gets the answer only.
+    """
+    if raw and (system is not None or template_var):
+        raise UsageError("--raw uses no chat template, so --system and --template-var do nothing.")
+    variables = o.template_variables(template_var)
+    if system is not None:
+        check_argument(system, "--system")
+    from mnnsmith.bundle import open_bundle
+
+    bundle = open_bundle(directory)
+    answer_options = o.answer_options(
+        bundle,
+        max_tokens=max_tokens,
+        stop=stop,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+    )
+    text = _prompt_text(prompt)
+    from mnnsmith.session import open_session
+
+    began = time.monotonic()
+    with open_session(
+        bundle,
+        system=system,
+        options=answer_options,
+        variables=variables,
+        allow_special=allow_special,
+        threads=threads,
+        memory=memory,
+        precision=precision,
+    ) as session:
+        load_s = time.monotonic() - began
+        if raw:
+            reply = session.complete(text)
+        else:
+            reply = session.reply([*session.messages, {"role": "user", "content": text}])
+        if json_output:
+            for _ in reply:
+                continue
+            say_json(as_json(reply.answer, load_s))
+        else:
+            printer = AnswerPrinter()
+            try:
+                for piece in reply:
+                    printer.write(piece)
+            finally:
+                printer.end()
+            explain_end(reply.answer)
+
+
+def _prompt_text(prompt: str | None) -> str:
+    if prompt is not None and prompt != "-":
+        return check_argument(prompt, "--prompt")
+    if prompt is None and is_terminal(sys.stdin):
+        raise UsageError(
+            "There is no prompt.", "Give one with -p TEXT, or on standard input, or use `chat`."
+        )
+    return read_stdin()
