@@ -1,5 +1,55 @@
-"""From a checkpoint to a verified, quantized MNN bundle, without PyTorch."""
+"""From a checkpoint to a verified, quantized MNN bundle, without PyTorch.
+
+    import mnnsmith
+
+    bundle = mnnsmith.convert("path/to/model", "model-mnn", recipe="w4g64-head8")
+    with mnnsmith.Engine(bundle.path) as engine:
+        logits = engine.forward([1, 2, 3])
+
+The verbs are those of the command line: `inspect`, `convert`, `check`, `open_bundle`, `Engine`.
+Importing this module loads nothing heavy; each name is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from mnnsmith.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from mnnsmith.api import (
+        Bundle,
+        CheckReport,
+        Engine,
+        Inspection,
+        Prepared,
+        SamplingOptions,
+        check,
+        convert,
+        inspect,
+        open_bundle,
+        prepare,
+    )
+
+__all__ = [
+    "Bundle",
+    "CheckReport",
+    "Engine",
+    "Inspection",
+    "Prepared",
+    "SamplingOptions",
+    "__version__",
+    "check",
+    "convert",
+    "inspect",
+    "open_bundle",
+    "prepare",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from mnnsmith import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'mnnsmith' has no attribute {name!r}")

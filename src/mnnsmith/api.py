@@ -5,14 +5,20 @@ from __future__ import annotations
 from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.conversion.convert import Prepared, ProgressCallback, convert, prepare
 from mnnsmith.engine import Engine, SamplingOptions
+from mnnsmith.inspection.check import CheckReport, check
+from mnnsmith.inspection.inspect import Inspection, inspect
 
 __all__ = [
     "Bundle",
+    "CheckReport",
     "Engine",
+    "Inspection",
     "Prepared",
     "ProgressCallback",
     "SamplingOptions",
+    "check",
     "convert",
+    "inspect",
     "open_bundle",
     "prepare",
 ]

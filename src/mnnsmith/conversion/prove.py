@@ -25,8 +25,13 @@ def prove_bundle(folder: Path, model: LanguageModel, plan: Plan) -> dict[str, An
     """
     if plan.weight_bytes > _LOAD_LIMIT_BYTES:
         return {"loaded": False, "reason": "weights exceed 1 GiB; `mnnsmith check --load` does it"}
-    vocabulary = model.head.rows
-    ids = [(7919 * (i + 1)) % vocabulary for i in range(min(_PROBE_TOKENS, model.max_context))]
+    probe(folder, model.head.rows, model.max_context)
+    return {"loaded": True}
+
+
+def probe(folder: Path, vocabulary: int, max_context: int) -> None:
+    """Load a bundle in the engine and run a few tokens through it; raises if that goes wrong."""
+    ids = [(7919 * (i + 1)) % vocabulary for i in range(min(_PROBE_TOKENS, max_context))]
     with Engine(folder, memory="low") as engine:
         logits = engine.forward(ids)
     if logits.shape != (vocabulary,):
@@ -38,4 +43,3 @@ def prove_bundle(folder: Path, model: LanguageModel, plan: Plan) -> dict[str, An
             "The converted model gives logits that are not finite or all equal.",
             "Check the checkpoint; if transformers runs it well, please report this as a bug.",
         )
-    return {"loaded": True}

@@ -1,6 +1,6 @@
 """The process that runs the engine's converter: limits itself, then turns graph JSON into `.mnn`.
 
-Run as `python convert_child.py IN.json OUT.mnn MEMORY_LIMIT_BYTES`.  The converter is native code
+Run as `python convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES`.  The converter is native code
 that segfaults on some bad input, prints to stdout and reports failure by a printed line alone, so
 the parent judges only the exit status and the output file.
 """
@@ -12,7 +12,12 @@ import os
 import signal
 import sys
 
-MINIMUM_ARGUMENTS = 4
+ARGUMENTS = 5
+# The converter's own options by direction: format of the input, then names of input and output.
+DIRECTIONS = {
+    "to-mnn": ("JSON", "--modelFile", "--MNNModel"),
+    "to-json": ("MNN", "--modelFile", "--JsonFile"),
+}
 
 
 def limit_this_process(memory_limit_bytes: int) -> None:
@@ -27,10 +32,10 @@ def limit_this_process(memory_limit_bytes: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != MINIMUM_ARGUMENTS:
-        sys.stderr.write("usage: convert_child.py IN.json OUT.mnn MEMORY_LIMIT_BYTES\n")
+    if len(arguments) != ARGUMENTS or arguments[1] not in DIRECTIONS:
+        sys.stderr.write("usage: convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES\n")
         return 2
-    _, json_name, mnn_name, limit = arguments
+    _, direction, source, target, limit = arguments
     # This file's folder is first on the path; nothing here may shadow what the engine imports.
     sys.path.pop(0)
     limit_this_process(int(limit))
@@ -38,9 +43,8 @@ def main(arguments: list[str]) -> int:
     # must not be imported: it installs packages and reports usage over the network.
     import _tools
 
-    _tools.mnnconvert(
-        ["mnnconvert", "-f", "JSON", "--modelFile", json_name, "--MNNModel", mnn_name]
-    )
+    form, source_option, target_option = DIRECTIONS[direction]
+    _tools.mnnconvert(["mnnconvert", "-f", form, source_option, source, target_option, target])
     # No interpreter shutdown: destructors of the native code have nothing to add.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from mnnsmith.errors import ConversionError, MissingResourceError
+from mnnsmith.errors import BundleError, ConversionError, MissingResourceError
 
 CONVERTER_MEMORY_LIMIT_BYTES = 4 << 30
 CONVERTER_TIMEOUT_S = 300.0
@@ -43,7 +45,9 @@ def graph_json_to_mnn(
         with tempfile.TemporaryDirectory(prefix=".convert-", dir=mnn_path.parent) as folder:
             work = Path(folder)
             (work / "graph.json").symlink_to(json_path)
-            status = _run_child(work, memory_limit_bytes, timeout_s)
+            status = _run_child(
+                work, "to-mnn", "graph.json", "graph.mnn", memory_limit_bytes, timeout_s
+            )
             log = _tail(work / "log")
             if status != 0:
                 raise ConversionError(
@@ -65,9 +69,41 @@ def graph_json_to_mnn(
         ) from error
 
 
-def _run_child(work: Path, memory_limit_bytes: int, timeout_s: float) -> int:
+def mnn_to_graph_json(mnn_path: Path) -> dict[str, Any]:
+    """A binary graph as the JSON object of the engine's schema; floats come rounded.
+
+    Raises BundleError when the engine cannot read it back.
+    """
+    mnn_path = Path(mnn_path).absolute()
+    with tempfile.TemporaryDirectory(prefix="mnnsmith-") as folder:
+        work = Path(folder)
+        try:
+            status = _run_child(
+                work, "to-json", str(mnn_path), "graph.json",
+                CONVERTER_MEMORY_LIMIT_BYTES, CONVERTER_TIMEOUT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise BundleError(f"{mnn_path}: reading it back did not end in time.") from error
+        dumped = work / "graph.json"
+        if status != 0 or not dumped.is_file() or dumped.stat().st_size == 0:
+            raise BundleError(
+                f"{mnn_path}: the engine cannot read it back: its converter {_describe(status)}.",
+                "The file is damaged; convert the model again.",
+            )
+        try:
+            graph = json.loads(dumped.read_text(encoding="utf-8", errors="replace"))
+        except (ValueError, RecursionError) as error:
+            raise BundleError(f"{mnn_path}: the engine reads no graph in it.") from error
+    if not isinstance(graph, dict) or not isinstance(graph.get("oplists"), list):
+        raise BundleError(f"{mnn_path}: the engine reads no operators in it.")
+    return graph
+
+
+def _run_child(
+    work: Path, direction: str, source: str, target: str, memory_limit_bytes: int, timeout_s: float
+) -> int:
     child = Path(__file__).with_name("convert_child.py")
-    command = [sys.executable, str(child), "graph.json", "graph.mnn", str(memory_limit_bytes)]
+    command = [sys.executable, str(child), direction, source, target, str(memory_limit_bytes)]
     with open(work / "log", "wb") as log:
         # A session of its own: Ctrl-C reaches the parent, which ends the child by leaving `run`.
         return subprocess.run(

@@ -190,9 +190,8 @@ def pack_codes(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]
         return codes
     # As pairs of bytes (first, second), little endian: first << 4 | second, without strided access.
     pairs = np.ascontiguousarray(codes).view("<u2")
-    packed = pairs << np.uint16(4)
-    packed |= pairs >> np.uint16(8)
-    return packed.astype(np.uint8)
+    packed: npt.NDArray[np.uint8] = ((pairs << 4) | (pairs >> 8)).astype(np.uint8)
+    return packed
 
 
 def pack_scales(

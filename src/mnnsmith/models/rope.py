@@ -19,8 +19,8 @@ from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import Value
 from mnnsmith.models.config import ConfigReader
 
-# Positions are split as 1024 * high + low, so that two small tables give any position exactly.
-_LOW_POSITIONS = 1024
+# Positions are split as 4096 * high + low, so that two small tables give any position.
+_LOW_POSITIONS = 4096
 # What transformers takes where a config names no base.
 _DEFAULT_THETA = 10000.0
 
@@ -104,8 +104,8 @@ def rope_frequencies(
 
 def _base_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float32]:
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    powers: npt.NDArray[np.float32] = np.float32(theta) ** exponents
-    return np.float32(1) / powers
+    inverse: npt.NDArray[np.float32] = np.float32(1) / np.float32(theta) ** exponents
+    return inverse
 
 
 def _llama3(reader: ConfigReader, base: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -183,14 +183,15 @@ def rope_tables(
 ) -> tuple[Value, Value]:
     """cos and sin of every position of the input, [seq, rotary_dim].
 
-    positions: [seq] int32.  With p = 1024 h + l the angles add: cos(p w) = cos(1024 h w) cos(l w)
-    - sin(1024 h w) sin(l w).  The factors come out of tables that were computed in float64; no
-    product of position and frequency is formed on the device, where fp16 would ruin it.
+    positions: [seq] int32.  With p = 4096 h + l the angles add: cos(p w) = cos(4096 h w) cos(l w)
+    - sin(4096 h w) sin(l w).  No product of position and frequency is formed on the device, where
+    fp16 would ruin it.  Angles of the low table are rounded to float32 as transformers rounds them,
+    so the first 4096 positions (h = 0) are those of transformers, rounding included.
     """
-    inverse = rope.inverse.astype(np.float64)
-    high_rows = -(-max_context // _LOW_POSITIONS)
-    high_angles = np.arange(high_rows)[:, None] * float(_LOW_POSITIONS) * inverse
-    low_angles = np.arange(_LOW_POSITIONS)[:, None] * inverse
+    low_positions = np.arange(min(max_context, _LOW_POSITIONS), dtype=np.float32)
+    low_angles = (low_positions[:, None] * rope.inverse).astype(np.float64)
+    high_positions = np.arange(-(-max_context // _LOW_POSITIONS)) * float(_LOW_POSITIONS)
+    high_angles = high_positions[:, None] * rope.inverse.astype(np.float64)
     step = g.integers([_LOW_POSITIONS], scalar=True)
     high = g.binary("divide", positions, step, f"{name}/high")
     low = g.binary(

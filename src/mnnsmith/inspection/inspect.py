@@ -1,0 +1,171 @@
+"""What a model is and what it will cost, told from its config and its list of tensors alone."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mnnsmith.conversion.account import check_tensors
+from mnnsmith.conversion.plan import Plan, make_plan
+from mnnsmith.errors import RecipeError, UnsupportedError
+from mnnsmith.graph.weights import MatrixSlot
+from mnnsmith.models.context import ContextLimits
+from mnnsmith.models.language_model import LanguageModel
+from mnnsmith.models.registry import build_language_model
+from mnnsmith.quant.recipe import KEEP, parse_recipe_name
+from mnnsmith.sources.checkpoint import Checkpoint
+from mnnsmith.sources.open import open_checkpoint
+
+RECIPES = ("fp16", "w8g128", "w8g64", "w8g32", "w4g128", "w4g64-head8", "w4g64", "w4g32")
+# Measured resident memory of the converting process before its first block of weights, and per
+# thread for the blocks in flight; of the engine without weights and cache.
+_CONVERT_BASE_BYTES = 60_000_000
+_CONVERT_THREAD_BYTES = 20_000_000
+_ENGINE_BASE_BYTES = 60_000_000
+# The context for which memory is told.
+_CONTEXT_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class RoleSummary:
+    """Tensors of one role: how many, their weights, and their bytes in the source."""
+
+    tensors: int
+    parameters: int
+    source_bytes: int
+
+
+@dataclass(frozen=True)
+class RecipeSummary:
+    """What a recipe makes of the model; `problem` is set, and sizes are 0, where it does not fit.
+
+    run_bytes: estimated memory of the engine with a cache of 2048 tokens at fp16.
+    """
+
+    name: str
+    weight_bytes: int
+    bits_per_weight: float
+    run_bytes: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model before conversion.
+
+    unsupported: why it cannot be converted, or None.  Where it is set and the architecture is
+    unknown, the fields that need the graph are empty or 0.
+    kv_bytes_per_token: at fp16, as phones hold it; double on x86.
+    convert_bytes: estimated peak memory of a conversion, whatever the recipe.
+    """
+
+    origin: str
+    format: str
+    model_type: str
+    unsupported: str | None
+    source_dtypes: Mapping[str, int]
+    parameters: int = 0
+    roles: Mapping[str, RoleSummary] | None = None
+    layers: int = 0
+    hidden_size: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocab_size: int = 0
+    max_context: int = 0
+    sliding_window: int | None = None
+    tied: bool = False
+    kv_bytes_per_token: int = 0
+    convert_bytes: int = 0
+    recipes: tuple[RecipeSummary, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def inspect(model: str | Path, *, revision: str | None = None, offline: bool = False) -> Inspection:
+    """Look at a model; no weight is read.
+
+    Raises `SourceError` for damaged sources; an unsupported model is an answer, not an error.
+    """
+    checkpoint = open_checkpoint(model, revision=revision, offline=offline)
+    dtypes = dict(Counter(t.dtype for t in checkpoint.tensors.values()).most_common())
+    try:
+        built, unread = build_language_model(
+            checkpoint.model_type, checkpoint.config, checkpoint.origin, ContextLimits()
+        )
+    except UnsupportedError as error:
+        return Inspection(
+            checkpoint.origin, checkpoint.format, checkpoint.model_type, error.message, dtypes,
+            notes=checkpoint.notes,
+        )  # fmt: skip
+    notes = (*checkpoint.notes, *built.notes, *check_tensors(built, checkpoint))
+    if unread:
+        notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
+    roles = _roles(built, checkpoint)
+    shape = built.attention
+    names = (*RECIPES, KEEP) if checkpoint.format == "gguf" else RECIPES
+    return Inspection(
+        checkpoint.origin, checkpoint.format, checkpoint.model_type, None, dtypes,
+        parameters=sum(role.parameters for role in roles.values()),
+        roles=roles,
+        layers=built.layers, hidden_size=built.hidden_size,
+        heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        vocab_size=built.head.rows, max_context=built.max_context,
+        sliding_window=built.sliding_window, tied=built.tied,
+        kv_bytes_per_token=built.kv_bytes_per_token(2),
+        convert_bytes=_CONVERT_BASE_BYTES + _CONVERT_THREAD_BYTES * (os.cpu_count() or 1),
+        recipes=tuple(_recipe(name, built, checkpoint) for name in names),
+        notes=notes,
+    )  # fmt: skip
+
+
+def run_bytes(plan_bytes: int, kv_bytes_per_token: int, max_context: int) -> int:
+    """Estimated memory of the engine: weights, a cache of up to 2048 tokens, and itself."""
+    cache = kv_bytes_per_token * min(_CONTEXT_TOKENS, max_context)
+    return plan_bytes + cache + _ENGINE_BASE_BYTES
+
+
+def _recipe(name: str, model: LanguageModel, checkpoint: Checkpoint) -> RecipeSummary:
+    try:
+        plan = make_plan(model, checkpoint, parse_recipe_name(name))
+    except RecipeError as error:
+        return RecipeSummary(name, 0, 0.0, 0, error.message)
+    needed = run_bytes(plan.weight_bytes, model.kv_bytes_per_token(2), model.max_context)
+    return RecipeSummary(name, plan.weight_bytes, _bits_per_weight(plan), needed)
+
+
+def _bits_per_weight(plan: Plan) -> float:
+    stored = sum(t.record.codes_bytes + t.record.scales_bytes for t in plan.matrices)
+    return 8 * stored / sum(t.slot.rows * t.slot.cols for t in plan.matrices)
+
+
+def _roles(model: LanguageModel, checkpoint: Checkpoint) -> dict[str, RoleSummary]:
+    """Tensors by role; a head that is the embedding counts there, all vectors together."""
+    names: dict[str, set[str]] = defaultdict(set)
+    names[model.embedding.role.value].add(model.embedding.tensor)
+    for node in model.graph.nodes:
+        for slot in node.slots.values():
+            if isinstance(slot, MatrixSlot):
+                names[slot.role.value].add(slot.tensor)
+    matrices = set().union(*names.values())
+    if model.tied:
+        names["head"].discard(model.head.tensor)
+    names["norms and biases"] = set(checkpoint.tensors) - matrices
+    return {
+        role: RoleSummary(
+            len(found),
+            sum(_size(checkpoint.tensors[n].shape) for n in found),
+            sum(checkpoint.tensors[n].nbytes for n in found),
+        )
+        for role, found in names.items()
+        if found
+    }
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size

@@ -1,0 +1,149 @@
+"""Tiny checkpoints that test something: peaky attention, biases and gains that are not trivial.
+
+The tiny random models of a library have near-uniform attention: a wrong mask, rope or scale hardly
+shows in their logits.  Here q and k are scaled until attention picks single tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCAB = 384
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration; `factor` scales q and k (models that normalize them get it in the gain)."""
+
+    name: str
+    config_class: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    factor: float = 8.0
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
+_LLAMA3 = _rope(
+    "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)  # fmt: skip
+_LONGROPE = {
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 2048,
+    **_rope(
+        "longrope", short_factor=[1.0 + 0.05 * i for i in range(12)],
+        long_factor=[2.0 + i for i in range(12)], original_max_position_embeddings=2048,
+        partial_rotary_factor=0.75,
+    ),
+}  # fmt: skip
+_GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"]
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("llama", "LlamaConfig"),
+        Case("llama-tied", "LlamaConfig", {"tie_word_embeddings": True}),
+        Case("llama-bias", "LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+        Case("llama-linear", "LlamaConfig", _rope("linear", factor=4.0)),
+        Case("llama-llama3", "LlamaConfig", _LLAMA3),
+        Case("llama-yarn", "LlamaConfig", _rope(
+            "yarn", factor=16.0, original_max_position_embeddings=128)),
+        Case("llama-headdim", "LlamaConfig", {"head_dim": 48}, 6.0),
+        Case("mistral", "MistralConfig", {"sliding_window": None}),
+        Case("mistral-window", "MistralConfig", {"sliding_window": 40}),
+        Case("qwen2", "Qwen2Config", {"tie_word_embeddings": True}),
+        Case("qwen2-window", "Qwen2Config", {
+            "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+        Case("qwen3", "Qwen3Config", {"head_dim": 32}, 3.5),
+        Case("phi3", "Phi3Config", {"sliding_window": 100}),
+        Case("phi3-longrope", "Phi3Config", _LONGROPE),
+        Case("gemma3_text", "Gemma3TextConfig", {
+            "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 32,
+            "layer_types": _GEMMA_LAYERS}, 3.5),
+    )
+}  # fmt: skip
+
+
+def make_checkpoint(case: Case, folder: Path, *, dtype: str = "float16", seed: int = 0) -> Any:
+    """Write the checkpoint to `folder`; returns the transformers model in float32 (eval mode).
+
+    The weights are rounded to `dtype` first, so the model and the files agree exactly.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = getattr(transformers, case.config_class)(**{**_BASE, **case.fields})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _shape_up(name, parameter, case.factor)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    write_tokenizer(folder)
+    # Loaded anew: the cast above also rounded buffers such as rope's frequencies.
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def _shape_up(name: str, parameter: Any, factor: float) -> None:
+    import torch
+
+    if "q_norm" in name or "k_norm" in name:
+        # Gemma stores the gain minus one; a spread of gains either way.
+        parameter.copy_(factor * (1 + 0.2 * torch.randn_like(parameter)))
+    elif "norm" in name:
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    elif name.endswith(".bias"):
+        parameter.copy_(0.3 * torch.randn_like(parameter))
+    elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
+        parameter.mul_(factor)
+    elif "embed" in name or "lm_head" in name:
+        parameter.mul_(6.0)
+    else:
+        parameter.mul_(3.0)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer of the right size, with a chat template."""
+    import json
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    alphabet = sorted(ByteLevel.alphabet())
+    vocab = {"<s>": 0, "</s>": 1} | {c: i + 2 for i, c in enumerate(alphabet)}
+    merges = []
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    for a in letters:
+        for b in letters:
+            if len(vocab) < VOCAB:
+                vocab[a + b] = len(vocab)
+                merges.append((a, b))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "bos_token": "<s>", "eos_token": "</s>",
+                    "tokenizer_class": "PreTrainedTokenizerFast"})
+    )  # fmt: skip
