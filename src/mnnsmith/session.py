@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -363,6 +364,13 @@ def sampling_defaults(bundle: Bundle) -> dict[str, Any]:
     return found
 
 
+def _open_text(bundle: Bundle) -> tuple[TextTokenizer, ChatTemplate | None]:
+    tokenizer = TextTokenizer(bundle.tokenizer_json())
+    if bundle.chat_template is None:
+        return tokenizer, None
+    return tokenizer, ChatTemplate(bundle.chat_template, bundle.bos_token, bundle.eos_token)
+
+
 def open_session(
     bundle: Bundle | Path | str,
     *,
@@ -384,11 +392,15 @@ def open_session(
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     if options is None:
         options = AnswerOptions(sampling=SamplingOptions(**sampling_defaults(opened)))
-    tokenizer = TextTokenizer(opened.tokenizer_json())
-    template = None
-    if opened.chat_template is not None:
-        template = ChatTemplate(opened.chat_template, opened.bos_token, opened.eos_token)
-    engine = Engine(opened.path, threads=threads, memory=memory, precision=precision)
+    with ThreadPoolExecutor(max_workers=1) as background:
+        # The engine loads in a process of its own; meanwhile the tokenizer is read here.
+        text = background.submit(_open_text, opened)
+        engine = Engine(opened.path, threads=threads, memory=memory, precision=precision)
+        try:
+            tokenizer, template = text.result()
+        except BaseException:
+            engine.close()
+            raise
     return ChatSession(
         engine,
         tokenizer,
