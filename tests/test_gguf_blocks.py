@@ -13,8 +13,9 @@ from gguf.quants import dequantize, quantize
 from gguf_samples import SCALES_AT, random_blocks, write_gguf
 from mnnsmith.errors import SourceError, UnsupportedError
 from mnnsmith.sources.checkpoint import read_whole
-from mnnsmith.sources.gguf_file import TENSOR_TYPES, open_gguf_file
+from mnnsmith.sources.gguf_file import open_gguf_file
 from mnnsmith.sources.gguf_tensor import GgufTensor, interleaved_rows
+from mnnsmith.sources.gguf_types import TENSOR_TYPES
 
 
 def bits(values: np.ndarray) -> np.ndarray:

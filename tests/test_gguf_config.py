@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gguf_samples import LLAMA_FIELDS, VOCABULARY, llama_tensors, write_gguf, write_llama
-from mnnsmith.errors import SourceError, UnsupportedError
+from gguf_samples import LLAMA_FIELDS, U32, VOCABULARY, llama_tensors, write_gguf, write_llama
+from mnnsmith.errors import MnnsmithError, SourceError, UnsupportedError
 from mnnsmith.sources.checkpoint import Checkpoint, read_whole
 from mnnsmith.sources.gguf import open_gguf
 
@@ -91,6 +94,9 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         ({"block_count": "2"}, "llama.block_count must be a whole number"),
         ({"attention.layer_norm_rms_epsilon": float("nan")}, "finite number"),
         ({"embedding_length": 0}, "must all be above 0"),
+        ({"attention.key_length": 0}, "must all be above 0"),
+        ({"block_count": 3}, "block_count is 3; the tensors are of 2 blocks"),
+        ({"block_count": 2**31 - 1}, "block_count is 2147483647"),
         ({"vocab_size": 99}, "vocab_size is 99, token_embd.weight has"),
         ({"attention.key_length": 32, "rope.dimension_count": 32}, "has 64 rows; 4 heads of 32"),
     ],
@@ -228,6 +234,7 @@ def test_llama3_scaling_is_recovered(
     }
     tensors = {
         "token_embd.weight": np.ones((VOCABULARY, 4), np.float32),
+        "blk.0.attn_norm.weight": np.ones(4, np.float32),
         "rope_freqs.weight": divisors,
     }
     write_gguf(path, "llama", fields, tensors)
@@ -276,8 +283,12 @@ def other(
     path = tmp_path / f"{name}.gguf"
     base = {k: v for k, v in LLAMA_FIELDS.items() if k not in ("rope.dimension_count",)}
     base |= {"attention.key_length": 16, "attention.value_length": 16}
-    embedding = {"token_embd.weight": np.ones((VOCABULARY, 64), np.float32)}
-    write_gguf(path, name, base | fields, embedding | extra)
+    last = (base | fields)["block_count"] - 1
+    few = {
+        "token_embd.weight": np.ones((VOCABULARY, 64), np.float32),
+        f"blk.{last}.attn_norm.weight": np.ones(64, np.float32),
+    }
+    write_gguf(path, name, base | fields, few | extra)
     return open_gguf(path)
 
 
@@ -377,3 +388,51 @@ def test_phi3_longrope(tmp_path: Path) -> None:
     assert config["rope_scaling"]["attention_factor"] == 1.25
     with pytest.raises(SourceError, match="one of the two"):
         other(tmp_path, "phi3", fields, long)
+    for original in (0, 1):
+        fields["rope.scaling.original_context_length"] = original
+        with pytest.raises(SourceError, match="longrope needs"):
+            other(tmp_path, "phi3", fields, long | short)
+
+
+EXTREMES = [
+    0, 1, -1, 2, 3, 62, 2**31 - 1, 2**32 - 1, -(2**31), 0.0, -1.5, 1e-38, 3e38, float("nan"),
+    float("inf"), True, False, "", "yarn", "longrope", [1, 2], [0.5], ["a"],
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_value_of_any_key_ends_well(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """One of our errors, or a config; never another exception, a warning or a huge list."""
+    name = data.draw(st.sampled_from(["llama", "qwen2", "qwen3", "gemma3", "phi3"]))
+    keys = [
+        *LLAMA_FIELDS, "attention.key_length", "attention.sliding_window", "rope.freq_base_swa",
+        "attention.sliding_window_pattern", "rope.scaling.type", "rope.scaling.factor",
+        "rope.scaling.original_context_length", "rope.scaling.attn_factor", "expert_count",
+    ]  # fmt: skip
+    fields = {"attention.sliding_window": 8, "rope.scaling.original_context_length": 32}
+    for key in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3)):
+        value = data.draw(st.sampled_from(EXTREMES))
+        if key in U32 and isinstance(value, int) and not 0 <= value < 2**32:
+            value = 0
+        elif isinstance(value, int) and value >= 2**31:
+            value = 2**31 - 1
+        fields[key] = value
+    extra: dict[str, np.ndarray] = {}
+    if name == "phi3":
+        extra = {f"rope_factors_{k}.weight": np.ones(8, np.float32) for k in ("long", "short")}
+    if name == "llama":
+        divisors = data.draw(st.lists(st.floats(0.5, 9, width=32), min_size=8, max_size=8))
+        extra = {"rope_freqs.weight": np.array(divisors, np.float32)}
+    path = tmp_path_factory.mktemp("any") / "x.gguf"
+    tensors = llama_tensors() if name == "llama" else {
+        "token_embd.weight": np.ones((VOCABULARY, 64), np.float32),
+        "blk.1.attn_norm.weight": np.ones(64, np.float32),
+    }  # fmt: skip
+    write_gguf(path, name, LLAMA_FIELDS | fields, tensors | extra)
+    try:
+        assert len(json.dumps(open_gguf(path).config)) < 10_000
+    except MnnsmithError as error:
+        assert "x.gguf" in str(error)

@@ -17,6 +17,7 @@ from gguf_samples import random_blocks, write_gguf, write_llama
 from mnnsmith.errors import MnnsmithError, SourceError, UnsupportedError
 from mnnsmith.sources.gguf import open_gguf
 from mnnsmith.sources.gguf_file import MetadataArray, open_gguf_file
+from mnnsmith.sources.gguf_types import OTHER_TYPES, TENSOR_TYPES
 
 
 def string(text: str) -> bytes:
@@ -203,8 +204,6 @@ def test_a_big_endian_file_of_the_gguf_package_is_named(tmp_path: Path) -> None:
 
 
 def test_every_other_type_of_the_gguf_package_is_refused_by_name(tmp_path: Path) -> None:
-    from mnnsmith.sources.gguf_file import OTHER_TYPES, TENSOR_TYPES
-
     for kind in gguf.GGMLQuantizationType:
         if kind.value not in TENSOR_TYPES:
             assert OTHER_TYPES[kind.value] == kind.name

@@ -97,12 +97,13 @@ def _common_config(meta: Metadata, file: GgufFile, architecture: _Architecture) 
     """The fields that all architectures have."""
     hidden, heads = meta.integer("embedding_length"), meta.integer("attention.head_count")
     layers = meta.integer("block_count")
-    if not hidden or not heads or not layers:
+    head_dim = meta.integer("attention.key_length", hidden // max(1, heads))
+    if not (hidden and heads and layers and head_dim):
         raise SourceError(
-            f"{meta.origin}: embedding_length {hidden}, attention.head_count {heads} and "
-            f"block_count {layers} must all be above 0."
+            f"{meta.origin}: embedding_length {hidden}, attention.head_count {heads}, "
+            f"block_count {layers} and a head of {head_dim} elements must all be above 0."
         )
-    head_dim = meta.integer("attention.key_length", hidden // heads)
+    _check_layers(meta, file, layers)
     if meta.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(
             f"{meta.origin}: keys of {head_dim} and values of "
@@ -135,6 +136,16 @@ def _common_config(meta: Metadata, file: GgufFile, architecture: _Architecture) 
         if type(value) is int:
             config[f"{'pad' if part == 'padding' else part}_token_id"] = value
     return config
+
+
+def _check_layers(meta: Metadata, file: GgufFile, layers: int) -> None:
+    """The tensors must be of as many blocks; a wrong count must not become a huge list either."""
+    matches = (_BLOCK.match(name) for name in file.tensors)
+    found = 1 + max((int(match["layer"]) for match in matches if match is not None), default=-1)
+    if found != layers:
+        raise SourceError(
+            f"{meta.origin}: block_count is {layers}; the tensors are of {found} blocks."
+        )
 
 
 def _vocabulary(meta: Metadata, file: GgufFile) -> int:

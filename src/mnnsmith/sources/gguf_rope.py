@@ -20,6 +20,7 @@ from mnnsmith.sources.gguf_metadata import Metadata, shortest
 # The factors are float32 and so are the frequencies; both round, in an order that differs by maker.
 _TOLERANCE = 1e-5
 _FACTORS_LIMIT = 4096
+_LONGEST_CONTEXT = 1 << 30
 _LLAMA3_ORIGINALS = (8192, 4096, 2048, 16384, 32768, 65536, 131072, 1024, 512, 256, 128, 64)
 
 
@@ -92,7 +93,11 @@ def _longrope(
         values = _factors(meta.origin, tensor, rotated // 2)
         scaling[key] = [shortest(value) for value in values.tolist()]
     original = config["original_max_position_embeddings"]
-    stretch = config["max_position_embeddings"] / max(1, original)
+    if original < 2:
+        raise SourceError(
+            f"{meta.origin}: longrope needs rope.scaling.original_context_length; it is {original}."
+        )
+    stretch = config["max_position_embeddings"] / original
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     stated = meta.number("rope.scaling.attn_factor", usual)
     if abs(stated - usual) > 1e-5 * usual:
@@ -127,6 +132,8 @@ def llama3_scaling(
     divisors = _factors(origin, tensor, head_dim // 2).astype(np.float64)
     if (divisors == 1).all():
         return None
+    if theta < 1:
+        raise SourceError(f"{origin}: rope.freq_base {theta} does not go with rope_freqs.weight.")
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = (1.0 / np.float32(theta) ** exponents).astype(np.float64)
     turns = frequencies / (2 * math.pi)  # 1 / wavelength
@@ -134,12 +141,7 @@ def llama3_scaling(
     candidates = [(float(original), 1.0, 4.0) for original in _LLAMA3_ORIGINALS]
     between = (divisors > 1 + _TOLERANCE) & (divisors < factor * (1 - _TOLERANCE))
     if between.sum() >= 2:
-        smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
-        slope, level = np.polyfit(turns[between], smooth, 1)
-        if slope > 0 > level:
-            original, low, high = -slope / level, 1.0, 1 - 1 / level
-            scale = max(1.0, round(original)) / original
-            candidates.append((original * scale, low * scale, high * scale))
+        candidates.extend(_fitted(turns[between], divisors[between], factor))
     for original, low, high in candidates:
         found = _llama3_divisors(turns, factor, original, low, high)
         if np.allclose(found, divisors, rtol=_TOLERANCE, atol=0):
@@ -154,6 +156,23 @@ def llama3_scaling(
         f"{origin}: rope_freqs.weight holds divisors (1 to {factor}) that llama3 rope scaling does "
         "not give, and no other scaling is known to write them."
     )
+
+
+def _fitted(
+    turns: npt.NDArray[np.float64], divisors: npt.NDArray[np.float64], factor: float
+) -> list[tuple[float, float, float]]:
+    """(original, low, high) of the line through the first and the last of the blended points."""
+    smooth = (1 / divisors - 1 / factor) / (1 - 1 / factor)
+    run = float(turns[0] - turns[-1])
+    if run <= 0:
+        return []
+    slope = float(smooth[0] - smooth[-1]) / run
+    level = float(smooth[0]) - slope * float(turns[0])
+    if not slope > 0 > level or -slope / level > _LONGEST_CONTEXT:
+        return []
+    original = -slope / level
+    scale = max(1.0, round(original)) / original
+    return [(original * scale, scale, (1 - 1 / level) * scale)]
 
 
 def _llama3_divisors(
