@@ -27,12 +27,12 @@ _BASE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration; `factor` scales q and k (models that normalize them get it in the gain)."""
+    """One configuration; `factor` scales q and k (in the gain where a model normalizes them)."""
 
     name: str
     config_class: str
     fields: dict[str, Any] = field(default_factory=dict)
-    factor: float = 8.0
+    factor: float = 6.5
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -64,18 +64,18 @@ CASES = {
         Case("llama-llama3", "LlamaConfig", _LLAMA3),
         Case("llama-yarn", "LlamaConfig", _rope(
             "yarn", factor=16.0, original_max_position_embeddings=128)),
-        Case("llama-headdim", "LlamaConfig", {"head_dim": 48}, 6.0),
+        Case("llama-headdim", "LlamaConfig", {"head_dim": 48}, 5.5),
         Case("mistral", "MistralConfig", {"sliding_window": None}),
         Case("mistral-window", "MistralConfig", {"sliding_window": 40}),
         Case("qwen2", "Qwen2Config", {"tie_word_embeddings": True}),
         Case("qwen2-window", "Qwen2Config", {
             "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
-        Case("qwen3", "Qwen3Config", {"head_dim": 32}, 3.5),
+        Case("qwen3", "Qwen3Config", {"head_dim": 32}, 2.8),
         Case("phi3", "Phi3Config", {"sliding_window": 100}),
         Case("phi3-longrope", "Phi3Config", _LONGROPE),
         Case("gemma3_text", "Gemma3TextConfig", {
             "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 32,
-            "layer_types": _GEMMA_LAYERS}, 3.5),
+            "layer_types": _GEMMA_LAYERS}, 2.8),
     )
 }  # fmt: skip
 

@@ -106,7 +106,7 @@ def test_attention_is_peaky(pair: Pair) -> None:
         out = pair.model(torch.tensor([ids]), output_attentions=True)
     best = torch.stack(out.attentions)[..., 20:, :].amax(-1)
     mean, spread = float(best.mean()), float(out.logits.std())
-    assert mean > 0.3, f"mean of the largest attention weight: {mean:.2f}"
+    assert mean > 0.2, f"mean of the largest attention weight: {mean:.2f}"
     assert spread > 0.5
 
 
@@ -117,13 +117,13 @@ def test_float_weights_equal_transformers(pair: Pair, recipe: str, tmp_path: Pat
     check_all(tmp_path / "bundle", pair)
 
 
-def dequantized(pair: Pair, bundle: Path, recipe: str, scratch: Path) -> Pair:
+def dequantized(pair: Pair, bundle: Path, recipe: str) -> Pair:
     """The reference with the weights that the bundle holds."""
     import copy
 
     import torch
 
-    decoded = weight_oracle.matrices(bundle, scratch)
+    decoded = weight_oracle.matrices(bundle)
     model = copy.deepcopy(pair.model)
     state = model.state_dict()
     ready = prepare(pair.folder, recipe=recipe)
@@ -143,4 +143,4 @@ def test_quantized_weights_equal_dequantized_transformers(
 ) -> None:
     bundle = tmp_path / "bundle"
     convert(pair.folder, bundle, recipe=recipe)
-    check_all(bundle, dequantized(pair, bundle, recipe, tmp_path))
+    check_all(bundle, dequantized(pair, bundle, recipe))

@@ -1,38 +1,23 @@
 """Weights read back out of a finished bundle, by code that shares nothing with the writer.
 
-The graph is taken from the binary `llm.mnn` (the engine's converter dumps it as JSON in a child), so
-what is decoded is what the engine was told, not what we meant.
+The graph is taken from the binary `llm.mnn`, as the engine's own converter dumps it, so what is
+decoded is what the engine was told, not what we meant.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_DUMP = """
-import sys, _tools
-_tools.mnnconvert(["mnnconvert", "-f", "MNN", "--modelFile", sys.argv[1], "--JsonFile", sys.argv[2]])
-"""
+from mnnsmith.engine.converter import mnn_to_graph_json
 
 
-def dump_graph(bundle: Path, scratch: Path) -> dict[str, Any]:
-    """`llm.mnn` as a JSON object."""
-    out = scratch / "dump.json"
-    subprocess.run(
-        [sys.executable, "-c", _DUMP, str(bundle / "llm.mnn"), str(out)],
-        check=True, capture_output=True, timeout=120,
-    )  # fmt: skip
-    return json.loads(out.read_text())
-
-
-def matrices(bundle: Path, scratch: Path) -> dict[str, np.ndarray]:
+def matrices(bundle: Path) -> dict[str, np.ndarray]:
     """Every linear layer's weight by operator name, float32 [rows, cols], and "embedding"."""
-    graph = dump_graph(bundle, scratch)
+    graph = mnn_to_graph_json(bundle / "llm.mnn")
     data = np.memmap(bundle / "llm.mnn.weight", dtype=np.uint8, mode="r")
     found = {}
     for op in graph["oplists"]:
