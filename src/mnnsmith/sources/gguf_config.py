@@ -82,7 +82,7 @@ def _architecture(file: GgufFile) -> _Architecture:
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
         raise UnsupportedError(
-            f"{origin}: holds no model, general.type is {kind!r:.40}.",
+            f"{origin}: holds no language model, general.type is {kind!r:.40}.",
             "Give the file of the language model itself.",
         )
     if name not in _ARCHITECTURES:
