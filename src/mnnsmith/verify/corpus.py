@@ -94,8 +94,8 @@ _CONTROL_TOKENS = tuple(
 _EMOJI = tuple(
     word
     for line in (
-        "😀 😂 ❤\ufe0f ❤ 👍🏽 👩\u200d👩\u200d👧\u200d👦 👨🏿\u200d🚀 🏳\ufe0f\u200d🌈 🏴\u200d☠\ufe0f 🇩🇪",
-        "🇯🇵🇧🇷 🇺 1\ufe0f⃣ #\ufe0f⃣ 🧑🏻\u200d🤝\u200d🧑🏿",
+        "😀 😂 ❤\ufe0f ❤ 👍🏽 👩\u200d👩\u200d👧\u200d👦 👨🏿\u200d🚀",
+        "🏳\ufe0f\u200d🌈 🏴\u200d☠\ufe0f 🇩🇪 🇯🇵🇧🇷 🇺 1\ufe0f⃣ #\ufe0f⃣ 🧑🏻\u200d🤝\u200d🧑🏿",
         "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f ☕ ☕\ufe0f ☎\ufe0e",
         "✈\ufe0f 🫠 🪿 🈶 🀄 ♠ 🤷🏼\u200d♀\ufe0f 🐻\u200d❄\ufe0f ⛹🏾\u200d♂\ufe0f",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from mnnsmith.sources.checkpoint import TokenizerFiles
 
 _META = "▁"
+# What the engine takes for a byte: it needs six characters, and reads up to two digits.
+_BYTE = re.compile(rb"<0x[0-9A-Fa-f]{1,2}.{1,2}", re.DOTALL)
 
 
 def build(
@@ -87,7 +90,9 @@ def _model(
         raise model.refuse(f"the model {kind}")
     spec = vocabulary.read_bpe(model, byte_level, notes)
     added = vocabulary.read_added(root, spec.vocab)
-    shown = _shown_bytes(added, spec) if isinstance(decoder, form.ByteLevelDecoder) else {}
+    shown = {}
+    if isinstance(decoder, form.ByteLevelDecoder):
+        shown = _shown_bytes(added, spec, notes)
     if spec.ignore_merges:
         _note_unreachable(spec, added, notes)
     table = vocabulary.full_table(model, _texts(spec.vocab, added, shown))
@@ -102,24 +107,30 @@ def _texts(
     return texts | {number: text.encode("utf-8") for number, text in shown.items()}
 
 
-def _shown_bytes(added: Sequence[Added], spec: vocabulary.BpeSpec) -> dict[int, str]:
-    """Added tokens in byte-level characters, as the engine decodes every token from those.
+def _shown_bytes(added: Sequence[Added], spec: vocabulary.BpeSpec, notes: Notes) -> dict[int, str]:
+    """Added tokens that a byte-level decoder would show wrongly, in byte-level characters.
 
-    The library shows a text of byte-level characters as their bytes, any other as it is.
-    Tokens that take part in merges are looked up by their text, and stay.
+    The library shows a text of byte-level characters as their bytes, any other as it is; the
+    engine goes by the single character, and makes U+2581 a space before.
     """
     characters = vocabulary.byte_characters()
     values = {char: value for value, char in characters.items()}
-    merged = {token for pair in spec.merges for token in (*pair, "".join(pair))}
+    taken = {token for pair in spec.merges for token in (*pair, "".join(pair))} | set(spec.vocab)
     shown = {}
     for entry in added:
         text = entry.token.content
-        if text in merged or (text in spec.vocab and len(text) == 1):
-            continue
-        if all(char in values for char in text):
-            continue
         data = utf8(text, "an added token")
-        shown[entry.token.id] = "".join(characters[value] for value in data)
+        right = bytes(values[c] for c in text) if all(c in values for c in text) else data
+        engine = b"".join(
+            bytes([values[c]]) if c in values else c.encode() for c in text.replace(_META, " ")
+        )
+        spelled = "".join(characters[value] for value in right)
+        if engine == right:
+            continue
+        if text in taken or spelled in taken:
+            notes.differs(f"the added token {text!r} is shown as other characters")
+        else:
+            shown[entry.token.id] = spelled
     return shown
 
 
@@ -144,12 +155,16 @@ def _check_decoder(model: form.Model, decoder: form.Decoder, root: Node, notes: 
     kinds = {type(step) for step in steps}
     shows_meta = kinds & {form.ReplaceDecoder, form.MetaspaceDecoder}
     texts = [row[0] for row in model.vocab]
-    if not shows_meta and any(_META.encode() in text for text in texts):
-        raise root.refuse("a decoder that leaves U+2581 as it is")
-    if form.ByteFallbackDecoder not in kinds:
-        odd = sum(b"<0x" in text and len(text) >= 6 for text in texts)
-        if odd:
-            notes.differs(f"{odd} tokens with <0x in their text may be shown as a byte")
+    meta = sum(_META.encode() in text for text in texts)
+    if meta and not shows_meta:
+        if not kinds & {form.ByteLevelDecoder, form.WordPieceDecoder}:
+            raise root.refuse("a decoder that leaves U+2581 as it is")
+        notes.differs(f"{meta} tokens are shown with a space for their U+2581")
+    odd = sum(_BYTE.search(text) is not None for text in texts)
+    if form.ByteFallbackDecoder in kinds:
+        odd -= sum(_BYTE.fullmatch(text) is not None for text in texts)
+    if odd:
+        notes.differs(f"{odd} tokens with <0x.. in their text are shown with a byte for it")
 
 
 def _note_added(root: Node, added: Sequence[Added], notes: Notes) -> None:

@@ -6,8 +6,9 @@ construction and does not depend on Python's Unicode version.  Two things a tabl
 - The engine's table also turns 91 control and format characters (U+200D among them, which holds
   emoji sequences together) into a space, whatever the table says.  They are written in two
   characters before the table and restored behind it.
-- Composition (NFC, NFKC) joins neighbours: `e` and U+0301 become U+00E9.  Each pair that composes
-  becomes one replacement behind the table, shorter compositions first.
+- NFC and NFKC put the marks on a letter in order and join neighbours: `e` and U+0301 become U+00E9.
+  Each pair of marks to swap, and each pair that composes, is one replacement behind the table.
+  This is right for the marks that languages put together; it is no sort of any number of marks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from mnnsmith.mnn.mtok.character_sets import members
 from mnnsmith.mnn.mtok.form import CodePointTable, Normalizer, Replace
 
 # What the engine turns into a space while a table is at work.
@@ -30,8 +32,6 @@ FORCED_TO_SPACE = (
 # Characters that stand for others for a moment; no normalizer changes them.
 _SIGNS = [chr(c) for c in range(0x2500, 0x25A0)]
 _HANGUL = range(0xAC00, 0xD7A4)
-_LAST = 0x10FFFF
-_PRIVATE_PLANES = range(0xF0000, _LAST + 1)
 _SURROGATES = range(0xD800, 0xE000)
 
 Mapping = Callable[[str], str]
@@ -74,19 +74,28 @@ def _changes(mapping: Mapping) -> dict[int, str]:
     return found
 
 
-@lru_cache(maxsize=1)
-def _assigned_beyond_first_plane() -> tuple[int, ...]:
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import Split
+def _assigned_beyond_first_plane() -> list[int]:
+    spans = members(r"[^\p{Cn}\p{Co}]")
+    return [point for low, high in spans for point in range(max(low, 0x10000), high + 1)]
 
-    text = "".join(map(chr, range(0x10000, _PRIVATE_PLANES.start)))
-    split = Split(Regex(r"[^\p{Cn}]+"), "removed", invert=True)
-    return tuple(ord(char) for part, _ in split.pre_tokenize_str(text) for char in part)
+
+# Marks that one letter often bears together in any order: Hebrew, Arabic, Tibetan, nuktas.
+# Latin and Greek ones are put in order where they compose.
+_MARKS_TOGETHER = (
+    (*range(0x05B0, 0x05BE), 0x05BF, 0x05C1, 0x05C2, 0x05C7),
+    (*range(0x064B, 0x0656), 0x0670),
+    (0x0F71, 0x0F72, 0x0F74, 0x0F7A, 0x0F7B, 0x0F7C, 0x0F7D, 0x0F80),
+    (0x093C, 0x094D),
+    (0x09BC, 0x09CD),
+)
+# Each pass brings every mark one place further.
+_SWAP_PASSES = 2
+_DOT_BELOW = "\u0323"
 
 
 @lru_cache(maxsize=4)
 def composition_steps(name: str) -> tuple[Normalizer, ...]:
-    """Replacements that join what `name` (NFC or NFKC) joins, except conjoining Hangul.
+    """Replacements that order and join what `name` (NFC or NFKC) does, except conjoining Hangul.
 
     A character that decomposes to a base and marks is found from every pair (the rest composed,
     one of the marks), so that marks in another than the canonical order are joined, too.
@@ -108,5 +117,20 @@ def composition_steps(name: str) -> tuple[Normalizer, ...]:
             pair = rest + parts[index]
             if len(rest) == 1 and compose(pair) == char:
                 pairs[pair] = (len(parts), char)
+        # A dot below, typed behind a finished letter, changes places with the letter's own mark.
+        dotted = char + _DOT_BELOW
+        if compose(dotted) != dotted:
+            pairs.setdefault(dotted, (len(parts) + 1, compose(dotted)))
     ordered = sorted(pairs.items(), key=lambda item: (item[1][0], item[0]))
-    return tuple(Replace(pair, char) for pair, (_, char) in ordered)
+    return (*_swaps(decompose), *(Replace(pair, char) for pair, (_, char) in ordered))
+
+
+def _swaps(decompose: Mapping) -> list[Normalizer]:
+    """Neighbouring marks in the wrong order change places."""
+    pairs = [
+        chr(first) + chr(second) for marks in _MARKS_TOGETHER for first in marks for second in marks
+    ]
+    wrong: list[Normalizer] = [
+        Replace(pair, pair[::-1]) for pair in pairs if decompose(pair) == pair[::-1] != pair
+    ]
+    return wrong * _SWAP_PASSES

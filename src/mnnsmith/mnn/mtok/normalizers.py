@@ -120,8 +120,8 @@ def _join(group: Sequence[Node], notes: Notes) -> list[form.Normalizer]:
     if kinds[-1] in _COMPOSING:
         steps += composition_steps(kinds[-1])
         notes.differs(
-            f"{kinds[-1]}: conjoining Hangul jamo are not joined, and several marks on one letter "
-            "are not put in order"
+            f"{kinds[-1]}: conjoining Hangul jamo are not joined, and unusual heaps of marks are "
+            "not put in order"
         )
     strips = "StripAccents" in kinds or any(
         node.type == "BertNormalizer" and _strips_accents(node) for node in group

@@ -9,10 +9,9 @@ sets are spelled out, and its memory grows with the length of a match.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import pairwise
 
 from mnnsmith.errors import TokenizerError
+from mnnsmith.mnn.mtok.character_sets import members
 from mnnsmith.mnn.mtok.pack import MAX_STRING_BYTES
 from mnnsmith.mnn.mtok.pattern_tree import (
     ALL,
@@ -31,7 +30,6 @@ from mnnsmith.mnn.mtok.pattern_tree import (
 _MARKER = {"L": 1, "N": 2, "Z": 3, "O": 4, "M": 5, "P": 6, "S": 7}
 _SHORT = {"L": r"\p{L}", "N": r"\p{N}", "M": r"\p{M}", "P": r"\p{P}", "S": r"\p{S}", "Z": r"\s"}
 _CODE_POINTS = 0x110000
-_SURROGATES = range(0xD800, 0xE000)
 
 
 def engine_pattern(pattern: Pattern) -> tuple[str, bool]:
@@ -189,28 +187,16 @@ def _escaped(cell: int | str) -> str:
 # --- wide ------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def _every_character() -> str:
-    return "".join(chr(c) for c in range(_CODE_POINTS) if c not in _SURROGATES)
-
-
-@lru_cache(maxsize=256)
-def members(source: str) -> tuple[tuple[int, int], ...]:
-    """The code points (first, last) of a set, as the library's own matcher sees it."""
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import Split
-
-    parts = Split(Regex(source), "removed", invert=True).pre_tokenize_str(_every_character())
-    points = sorted(ord(char) for part, _ in parts for char in part)
-    if not points:
-        return ()
-    ends = [a for a, b in pairwise(points) if b != a + 1] + [points[-1]]
-    starts = [points[0]] + [b for a, b in pairwise(points) if b != a + 1]
-    return tuple(zip(starts, ends, strict=True))
+def _members_of(chars: Chars) -> tuple[tuple[int, int], ...]:
+    """For a few ASCII characters, the only others can be those that fold to them."""
+    if chars.cells is None or not all(isinstance(cell, int) for cell in chars.cells):
+        return members(chars.source)
+    few = "".join(chr(cell) for cell in chars.cells if isinstance(cell, int))
+    return members(chars.source, few + "\u017f\u212a")
 
 
 def _wide_set(chars: Chars) -> str:
-    ranges = members(chars.source)
+    ranges = _members_of(chars)
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _wide_char(ranges[0][0])
     inverse = _complement(ranges)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from mnnsmith.errors import TokenizerError
 from mnnsmith.mnn.mtok import form
 from mnnsmith.mnn.mtok.notes import Notes
-from mnnsmith.mnn.mtok.pattern_tree import ALL, Chars, NotAhead, Pattern, Repeat, literal, parse
+from mnnsmith.mnn.mtok.pattern_tree import ALL, Chars, Pattern, Repeat, literal, parse
 from mnnsmith.mnn.mtok.patterns import engine_pattern
 from mnnsmith.mnn.mtok.spec import Node
 
-META = "▁"
-# Every space starts a part; a run of spaces starts a part.
+# Every space starts a part.
 SPLIT_AT_SPACES = form.Split(" [^ ]*|[^ ]+", False, form.Behavior.ISOLATED)
-SPLIT_AT_SPACE_RUNS = form.Split(" +[^ ]*|[^ ]+", False, form.Behavior.ISOLATED)
 # ASCII and other punctuation: Rust counts ASCII symbols in.
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 _BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
@@ -157,6 +155,3 @@ def _metaspace(node: Node, chat: bool, notes: Notes) -> list[form.PreTokenizer]:
     if node.flag("split", True):
         steps.insert(0, SPLIT_AT_SPACES)
     return steps
-
-
-__all__ = ["META", "SPLIT_AT_SPACES", "SPLIT_AT_SPACE_RUNS", "NotAhead", "flatten", "translate"]

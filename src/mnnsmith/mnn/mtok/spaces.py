@@ -26,15 +26,15 @@ def split_at_spaces(
 ) -> tuple[list[form.Normalizer], list[form.PreTokenizer]]:
     """The normalizer's and the pre-tokenizer's steps, with the cut where it is safe."""
     unchanged = list(steps), list(parts)
-    by_normalizer = bool(steps) and steps[-1] == _TO_META
-    if by_normalizer:
+    if steps and steps[-1] == _TO_META:
         # No space is left for a Split at spaces to find.
-        if any(not _only_sees_spaces(part) for part in parts):
+        if not all(_only_sees_spaces(part) for part in parts):
             return unchanged
         front = list(steps[:-1])
-        meta = form.Metaspace(META, False)
+        prefix = False
     elif len(parts) == 1 and isinstance(parts[0], form.Metaspace) and parts[0].replacement == META:
-        front, meta = list(steps), parts[0]
+        front = list(steps)
+        prefix = parts[0].prefix
     else:
         return unchanged
     if any(right.startswith(META) and not left.endswith(META) for left, right in merges):
@@ -49,7 +49,10 @@ def split_at_spaces(
     )
     pattern = r"\n+| +[^ \n]*|[^ \n]+" if lines else " +[^ ]*|[^ ]+"
     notes.rewrote("spaces become U+2581 behind a cut at spaces, which keeps the engine fast")
-    return front, [form.Split(pattern, False, form.Behavior.ISOLATED), meta]
+    cut = form.Split(pattern, False, form.Behavior.ISOLATED)
+    # The space in front belongs to the text, not to each part, so it comes before the cut.
+    ahead: list[form.PreTokenizer] = [form.Metaspace(" ", True)] if prefix else []
+    return front, [*ahead, cut, form.Metaspace(META, False)]
 
 
 def _only_sees_spaces(part: form.PreTokenizer) -> bool:
