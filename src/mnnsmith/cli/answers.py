@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mnnsmith.cli.console import Style, is_terminal, note
+from mnnsmith.cli.console import Style, clean, is_terminal, note
 
 if TYPE_CHECKING:
     from mnnsmith.session import Answer
@@ -28,7 +28,7 @@ class AnswerPrinter:
         if piece.reasoning != self._reasoning:
             self._reasoning = piece.reasoning
             sys.stdout.write(self._style.dim if piece.reasoning else f"{self._style.reset}\n\n")
-        sys.stdout.write(piece.text)
+        sys.stdout.write(clean(piece.text, sys.stdout))
         sys.stdout.flush()
         self._last = piece.text[-1:]
 

@@ -47,6 +47,22 @@ class Style:
         self.reset = "\033[0m" if on else ""
 
 
+def clean(text: str, stream: TextIO | None = None) -> str:
+    """`text` without characters that steer a terminal, if `stream` is one (or None).
+
+    Models and files are not trusted to move the cursor or to set the window's title.
+    """
+    if stream is not None and not is_terminal(stream):
+        return text
+    return text.translate(_CONTROL)
+
+
+# All of C0, DEL and C1 but tab and line feed.
+_CONTROL = {
+    code: "\ufffd" for code in (*range(9), *range(11, 32), *range(127, 160)) if code not in (9, 10)
+}
+
+
 def say(text: str = "") -> None:
     """A line of the command's result, on stdout."""
     sys.stdout.write(text + "\n")
@@ -63,9 +79,10 @@ def note(text: str) -> None:
 def show_error(error: MnnsmithError) -> None:
     """An error and what to do next, on stderr."""
     style = Style(sys.stderr)
-    sys.stderr.write(f"{style.red}{style.bold}error:{style.reset} {error.message}\n")
+    message = clean(error.message, sys.stderr)
+    sys.stderr.write(f"{style.red}{style.bold}error:{style.reset} {message}\n")
     if error.hint:
-        sys.stderr.write(f"{error.hint}\n")
+        sys.stderr.write(clean(error.hint, sys.stderr) + "\n")
     sys.stderr.flush()
 
 
@@ -77,7 +94,8 @@ def say_json(value: Mapping[str, Any]) -> None:
 def table(rows: list[tuple[str, str]], indent: str = "  ") -> str:
     """Lines of a name and a value, the values aligned."""
     width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join(f"{indent}{name:<{width}}  {value}".rstrip() for name, value in rows)
+    lines = (f"{indent}{name:<{width}}  {value}".rstrip() for name, value in rows)
+    return "\n".join(clean(line, sys.stdout) for line in lines)
 
 
 def format_bytes(count: float) -> str:

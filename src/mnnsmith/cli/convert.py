@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mnnsmith.cli import options as o
-from mnnsmith.cli.console import ProgressBars, format_bytes, format_count, say, say_json, table
+from mnnsmith.cli.console import (
+    ProgressBars,
+    clean,
+    format_bytes,
+    format_count,
+    say,
+    say_json,
+    table,
+)
 from mnnsmith.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +84,7 @@ def _show(facts: dict[str, Any], notes: tuple[str, ...], json_output: bool) -> N
     shown["bundle_bytes"] = format_bytes(facts["bundle_bytes"])
     say(table([(name.removesuffix("_bytes"), str(value)) for name, value in shown.items()], ""))
     for text in notes:
-        say(f"note: {text}")
+        say(clean(f"note: {text}", sys.stdout))
 
 
 def _plan(prepared: Prepared) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,22 +19,11 @@ from mnnsmith.cli.console import Style, format_bytes, note, say, say_json, table
 from mnnsmith.errors import EngineError, MnnsmithError
 from mnnsmith.version import __version__
 
-PACKAGES = (
-    "MNN",
-    "numpy",
-    "tokenizers",
-    "jinja2",
-    "gguf",
-    "huggingface_hub",
-    "pydantic",
-    "typer",
-    "rich",
-)
-EXTRAS = {"reference": ("torch", "transformers")}
 # What the engine's kernels make use of, by the names of /proc/cpuinfo.
-X86_FEATURES = ("sse4_1", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16")
-ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve2", "sme2")
-LOW_DISK_BYTES = 2 << 30
+_X86_FEATURES = ("sse4_1", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16")
+_ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve2", "sme2")
+_LOW_DISK_BYTES = 2 << 30
+_DEVELOPER_EXTRAS = ("dev",)
 
 NoSelfTest = Annotated[
     bool, typer.Option("--no-self-test", help="Do not convert and run a tiny model.")
@@ -54,12 +44,13 @@ def doctor(json_output: o.Json = False, no_self_test: NoSelfTest = False) -> Non
     Ends with exit code 7 when the engine does not work.
     """
     findings: list[Finding] = []
+    base, extras = _requirements()
     report: dict[str, Any] = {
         "mnnsmith": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: _version(name) for name in PACKAGES},
-        "extras": _extras(findings),
+        "packages": {name: _version(name) for name in base},
+        "extras": _extras(extras, findings),
         "processor": _processor(findings),
         "disk": _disk(findings),
     }
@@ -86,15 +77,32 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _extras(findings: list[Finding]) -> dict[str, dict[str, str | None]]:
-    found = {extra: {name: _version(name) for name in names} for extra, names in EXTRAS.items()}
+def _requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """Package names that the installed mnnsmith asks for, and those of each extra."""
+    import importlib.metadata
+
+    base: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for line in importlib.metadata.requires("mnnsmith") or ():
+        match = re.match(r"[A-Za-z0-9._-]+", line)
+        extra = re.search(r"extra == ['\"]([^'\"]+)['\"]", line)
+        if match is not None and extra is None:
+            base.append(match[0])
+        elif match is not None and extra is not None and extra[1] not in _DEVELOPER_EXTRAS:
+            extras.setdefault(extra[1], []).append(match[0])
+    return base, extras
+
+
+def _extras(
+    extras: dict[str, list[str]], findings: list[Finding]
+) -> dict[str, dict[str, str | None]]:
+    found = {extra: {name: _version(name) for name in names} for extra, names in extras.items()}
     for extra, versions in found.items():
         missing = [name for name, version in versions.items() if version is None]
         if missing:
             findings.append(
                 Finding(
-                    f"The optional extra {extra!r} is not installed ({', '.join(missing)}): "
-                    "bundles cannot be compared with transformers.",
+                    f"The optional extra {extra!r} is not installed ({', '.join(missing)}).",
                     f"pip install 'mnnsmith[{extra}]'",
                 )
             )
@@ -103,7 +111,7 @@ def _extras(findings: list[Finding]) -> dict[str, dict[str, str | None]]:
 
 def _processor(findings: list[Finding]) -> dict[str, Any]:
     flags = _cpu_flags()
-    known = ARM_FEATURES if platform.machine() in ("aarch64", "arm64") else X86_FEATURES
+    known = _ARM_FEATURES if platform.machine() in ("aarch64", "arm64") else _X86_FEATURES
     if flags and platform.machine() == "x86_64" and "avx2" not in flags:
         findings.append(
             Finding("The processor has no AVX2: models run many times slower.", "Use another one.")
@@ -161,7 +169,7 @@ def _disk(findings: list[Finding]) -> dict[str, dict[str, Any]]:
         present = next(p for p in (path, *path.parents) if p.exists())
         free = shutil.disk_usage(present).free
         found[name] = {"path": str(path), "free_bytes": free}
-        if free < LOW_DISK_BYTES:
+        if free < _LOW_DISK_BYTES:
             findings.append(
                 Finding(
                     f"Only {format_bytes(free)} are free at {path}.",

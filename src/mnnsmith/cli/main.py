@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
 
 from mnnsmith.cli.chat import chat
+from mnnsmith.cli.check import check
 from mnnsmith.cli.console import say, show_error
 from mnnsmith.cli.convert import convert
 from mnnsmith.cli.doctor import doctor
+from mnnsmith.cli.inspect import inspect
 from mnnsmith.cli.run import run
 from mnnsmith.errors import MnnsmithError
 from mnnsmith.version import __version__
@@ -90,12 +92,11 @@ def _exits(verb: Callable[..., None]) -> Callable[..., None]:
             _report_bug(error, verbose)
             raise SystemExit(EXIT_BUG) from None
 
-    signature = inspect.signature(verb, eval_str=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    option = inspect.Parameter("verbose", kind, default=False, annotation=Verbose)
-    parameters = [*signature.parameters.values(), option]
+    plain = signature(verb, eval_str=True)
+    option = Parameter("verbose", Parameter.KEYWORD_ONLY, default=False, annotation=Verbose)
+    parameters = [*plain.parameters.values(), option]
     call.__annotations__ = {found.name: found.annotation for found in parameters}
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
     return call
 
 
@@ -125,7 +126,7 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, doctor):
+for _verb in (convert, run, chat, inspect, check, doctor):
     app.command(_verb.__name__)(_exits(_verb))
 
 

@@ -1,0 +1,45 @@
+"""`mnnsmith check`: whether a bundle is whole."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mnnsmith.cli import options as o
+from mnnsmith.cli.console import Style, say, say_json
+from mnnsmith.errors import BundleError
+
+Load = Annotated[
+    bool, typer.Option("--load", help="Also load the bundle in the engine and compute with it.")
+]
+
+
+def check(directory: o.BundleDir, load: Load = False, json_output: o.Json = False) -> None:
+    """Check hashes and structure of a bundle; exit code 6 when something is wrong."""
+    from mnnsmith import api
+
+    report = api.check(directory, load=load)
+    failed = [finding for finding in report.findings if not finding.passed]
+    if json_output:
+        say_json(
+            {
+                "bundle": str(report.path),
+                "passed": report.passed,
+                "findings": [
+                    {"name": f.name, "passed": f.passed, "detail": f.detail}
+                    for f in report.findings
+                ],
+            }
+        )
+    else:
+        style = Style(sys.stdout)
+        for finding in report.findings:
+            mark = f"{style.green}ok  " if finding.passed else f"{style.red}FAIL"
+            say(f"{mark}{style.reset} {finding.name}: {finding.detail}")
+    if failed:
+        raise BundleError(
+            f"{directory}: {len(failed)} of {len(report.findings)} checks failed.",
+            "Copy the bundle again, or convert the model again.",
+        )

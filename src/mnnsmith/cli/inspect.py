@@ -1,0 +1,138 @@
+"""`mnnsmith inspect`: what a model or a bundle is, and what it costs, before any weight is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mnnsmith.cli import options as o
+from mnnsmith.cli.console import clean, format_bytes, format_count, say, say_json, table
+
+if TYPE_CHECKING:
+    from mnnsmith.api import Bundle, Inspection
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|DIR",
+        help="A Hugging Face folder, a .gguf file, a hub id (org/name), or a bundle.",
+    ),
+]
+
+
+def inspect(
+    model: Target,
+    revision: o.Revision = None,
+    offline: o.Offline = False,
+    json_output: o.Json = False,
+) -> None:
+    """Show what a model is, what each recipe makes of it, and whether it is supported."""
+    from mnnsmith import api
+
+    if (Path(model).expanduser() / "mnnsmith.json").is_file():
+        bundle = api.open_bundle(model)
+        facts = _bundle_facts(bundle)
+        if json_output:
+            say_json(facts)
+        else:
+            _show_bundle(facts)
+        return
+    found = api.inspect(model, revision=revision, offline=offline)
+    if json_output:
+        say_json(dataclasses.asdict(found))
+    else:
+        _show_model(found)
+
+
+def _show_model(found: Inspection) -> None:
+    dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in found.source_dtypes.items())
+    say(clean(f"{found.origin}: {found.model_type} ({found.format}; {dtypes})", sys.stdout))
+    if found.unsupported is not None:
+        say(clean(f"not supported: {found.unsupported}", sys.stdout))
+        return
+    say("supported")
+    window = f", sliding window {found.sliding_window}" if found.sliding_window else ""
+    say(
+        table(
+            [
+                ("parameters", format_count(found.parameters)),
+                ("layers", f"{found.layers} of width {found.hidden_size}"),
+                (
+                    "attention",
+                    f"{found.heads} heads of {found.head_dim}, {found.kv_heads} for keys and "
+                    f"values{window}",
+                ),
+                ("vocabulary", f"{found.vocab_size}{', head tied' if found.tied else ''}"),
+                ("context", f"{found.max_context} tokens"),
+                ("cache", f"{format_bytes(found.kv_bytes_per_token)} a token at fp16"),
+                ("memory to convert", f"about {format_bytes(found.convert_bytes)}"),
+            ]
+        )
+    )
+    say("tensors")
+    say(
+        table(
+            [
+                (
+                    role,
+                    f"{entry.tensors:>5}  {format_count(entry.parameters):>8}  "
+                    f"{format_bytes(entry.source_bytes):>9}",
+                )
+                for role, entry in (found.roles or {}).items()
+            ]
+        )
+    )
+    say("recipes            weights   bits   memory to run")
+    for recipe in found.recipes:
+        if recipe.problem is not None:
+            say(f"  {recipe.name:<14}  does not fit: {recipe.problem}")
+            continue
+        say(
+            f"  {recipe.name:<14}{format_bytes(recipe.weight_bytes):>10}"
+            f"{recipe.bits_per_weight:>7.2f}{format_bytes(recipe.run_bytes):>16}"
+        )
+    for text in found.notes:
+        say(clean(f"note: {text}", sys.stdout))
+
+
+def _bundle_facts(bundle: Bundle) -> dict[str, Any]:
+    data = bundle.manifest.data
+    return {
+        "bundle": str(bundle.path),
+        "size_bytes": bundle.size_bytes,
+        "model": dict(bundle.manifest.model),
+        "recipe": data["recipe"],
+        "source": {name: value for name, value in data["source"].items() if name != "files"},
+        "made_by": {name: data.get(name) for name in ("mnnsmith", "engine")},
+        "generation": dict(bundle.manifest.generation),
+        "chat_template": bundle.chat_template is not None,
+        "notes": data.get("notes", []),
+        "files": {name: size for name, (_, size) in bundle.manifest.files.items()},
+    }
+
+
+def _show_bundle(facts: dict[str, Any]) -> None:
+    model, made_by = facts["model"], facts["made_by"]
+    say(f"{facts['bundle']}: a bundle of {format_bytes(facts['size_bytes'])}")
+    say(
+        table(
+            [
+                ("model", f"{facts['source'].get('name')} ({model['model_type']})"),
+                ("parameters", format_count(model.get("parameters", 0))),
+                ("recipe", str(facts["recipe"]["name"])),
+                ("context", f"{model['max_context']} tokens"),
+                ("end tokens", ", ".join(map(str, model["stop_ids"]))),
+                ("chat template", "yes" if facts["chat_template"] else "no"),
+                ("sampling", ", ".join(f"{k} {v}" for k, v in facts["generation"].items())
+                 or "greedy"),
+                ("made by", f"mnnsmith {made_by['mnnsmith']} for MNN {made_by['engine']}"),
+            ]
+        )
+    )  # fmt: skip
+    say(table([(name, format_bytes(size)) for name, size in facts["files"].items()]))
+    for text in facts["notes"]:
+        say(clean(f"note: {text}", sys.stdout))
