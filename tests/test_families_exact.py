@@ -136,8 +136,13 @@ def dequantized(pair: Pair, bundle: Path, recipe: str) -> Pair:
     return Pair(pair.folder, model.eval())
 
 
-@pytest.mark.parametrize("recipe", QUANTIZED)
-@pytest.mark.parametrize("pair", ["llama-tied", "qwen3", "gemma3_text", "phi3"], indirect=True)
+FAMILIES = ("llama-bias", "mistral-window", "qwen2", "qwen3", "gemma3_text", "phi3")
+COMBINATIONS = [("llama-tied", recipe) for recipe in QUANTIZED] + [
+    (family, recipe) for family in FAMILIES for recipe in ("w8g32-sym", "w4g64-head8")
+]
+
+
+@pytest.mark.parametrize(("pair", "recipe"), COMBINATIONS, indirect=["pair"])
 def test_quantized_weights_equal_dequantized_transformers(
     pair: Pair, recipe: str, tmp_path: Path
 ) -> None:
