@@ -1,4 +1,4 @@
-"""The process that runs the engine's converter: limits itself, then turns graph JSON into `.mnn` or back.
+"""The process of the engine's converter: limits itself, then turns graph JSON into `.mnn` or back.
 
 Run as `python convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES`.  The converter is native
 code that segfaults on some bad input, prints to stdout and reports failure by a printed line alone,

@@ -225,10 +225,11 @@ def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise RefusedError(
             f"{folder}: attention mask {config['attention_mask']!r} is not supported."
         )
-    for key in ("max_position_embeddings", "hidden_size"):
-        if not isinstance(config.get(key), int) or config[key] < 1:
+    # The engine allocates by these before it compares them with anything.
+    for key, largest in (("max_position_embeddings", 1 << 28), ("hidden_size", 1 << 17)):
+        if not isinstance(config.get(key), int) or not 1 <= config[key] <= largest:
             raise RefusedError(
-                f"{folder}/llm_config.json: {key} must be a positive integer, found "
+                f"{folder}/llm_config.json: {key} must be an integer from 1 to {largest}, found "
                 f"{config.get(key)!r}."
             )
     return config
@@ -643,6 +644,9 @@ def main() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+        # A model that does not fit into memory shall cost this process, not the caller.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
     # This file's folder is first on the path; nothing there may shadow what the engine imports.
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         sys.path.pop(0)
