@@ -1,19 +1,46 @@
-"""Reading files that people give us: JSON within bounds, hashes, exact reads at an offset."""
+"""Reading files that people give us: paths, bounded JSON, hashes, exact reads."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.errors import SourceError
+from mnnsmith.errors import SourceError, UsageError
 
-# Larger than any config, index or tokenizer in use (tokenizer.json of 250k tokens: 35 MB).
-JSON_LIMIT_BYTES = 256 << 20
+# Larger than any index or tokenizer in use (tokenizer.json of 250k tokens: 35 MB).  Parsed, hostile
+# JSON takes some 25 times its size.
+JSON_LIMIT_BYTES = 96 << 20
+_SHOWN_CHARS = 80
+# Only text that escapes half of a surrogate pair can hold one alone.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LFS_MAGIC = b"version https://git-lfs"
 _HASH_BLOCK_BYTES = 1 << 20
+
+
+def user_path(path: str | Path) -> Path:
+    """A path as a person typed it, `~` replaced; raises `UsageError` if it can be no path."""
+    try:
+        found = Path(path).expanduser()
+        # Fails for too long a name, a NUL character, half a surrogate pair.
+        os.stat(found)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return found
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{str(path)!r:.200} cannot be used as a path: {reason}.") from error
+    return found
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have (too long, say) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def read_text(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> str:
@@ -27,6 +54,8 @@ def read_text(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise SourceError(f"{str(path)!r:.200} cannot be a file's name: {error}.") from error
     if data.startswith(_LFS_MAGIC):
         raise lfs_error(path)
     try:
@@ -36,20 +65,25 @@ def read_text(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse JSON, refusing what Python accepts beyond the standard's meaning: duplicate keys."""
+    """Parse JSON, refusing what has no one meaning: duplicate keys, half a surrogate pair."""
     if not text.strip():
         raise SourceError(f"{where}: the file is empty.", "Download it again.")
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=_object)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
     except RecursionError:
         raise SourceError(f"{where}: nested too deeply.") from None
+    except UnicodeEncodeError:
+        raise SourceError(f"{where}: a text in it is no Unicode (half a surrogate pair).") from None
     except ValueError as error:
         raise SourceError(f"{where}: not valid JSON: {error}.") from error
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> dict[str, Any]:
     """A JSON file whose top level is an object."""
-    value = parse_json(read_text(path), str(path))
+    value = parse_json(read_text(path, limit_bytes), str(path))
     if not isinstance(value, dict):
         raise SourceError(f"{path}: expected a JSON object, found a {type(value).__name__}.")
     return value
@@ -100,7 +134,10 @@ def sha256_of(path: Path) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                shown = repr(name)[:_SHOWN_CHARS]
+                raise ValueError(f"the key {shown} stands twice in one object")
+            seen.add(name)
     return found

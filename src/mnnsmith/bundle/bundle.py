@@ -8,7 +8,7 @@ from typing import Any
 
 from mnnsmith.bundle.manifest import Manifest, read_manifest
 from mnnsmith.errors import BundleError, SourceError
-from mnnsmith.files import read_json_object, read_text
+from mnnsmith.files import is_file, read_json_object, read_text, user_path
 
 TOKENIZER_JSON = "tokenizer.json"
 
@@ -57,7 +57,7 @@ def open_bundle(path: Path | str) -> Bundle:
 
     Raises `BundleError` if it is no bundle, or a file is missing or of the wrong size.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not folder.is_dir():
         raise BundleError(
             f"{folder}: no such folder.", "Give the folder that `mnnsmith convert` wrote."
@@ -65,7 +65,7 @@ def open_bundle(path: Path | str) -> Bundle:
     manifest = read_manifest(folder)
     for name, (_, size) in manifest.files.items():
         file = folder / name
-        if not file.is_file():
+        if not is_file(file):
             raise BundleError(f"{file}: is missing from the bundle.", "Convert the model again.")
         if file.stat().st_size != size:
             raise BundleError(

@@ -38,6 +38,9 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
                 f"{slot.tensor} has shape {list(tensor.shape)}, expected [{', '.join(wanted)}]"
             )
             continue
+        if slot.tensor not in taken:
+            # No row: raises for a type that cannot be read, before any work is done.
+            tensor.rows(0, 0)
         taken[slot.tensor].append((slot.first_row, slot.first_row + rows))
     for name, spans in taken.items():
         problems += _span_problems(name, spans, checkpoint.tensors[name])

@@ -19,8 +19,8 @@ from mnnsmith.conversion.plan import Plan, make_plan
 from mnnsmith.conversion.prove import prove_bundle
 from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
-from mnnsmith.errors import RecipeError
-from mnnsmith.files import read_json_object, sha256_of
+from mnnsmith.errors import RecipeError, SourceError, UsageError
+from mnnsmith.files import read_json_object, sha256_of, user_path
 from mnnsmith.mnn.config_files import (
     MODEL_FILE,
     TOKENIZER_FILE,
@@ -46,10 +46,20 @@ from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.sources.open import open_checkpoint
 from mnnsmith.version import __version__
 
-# (stage, done, total): stages are "weights" (bytes), "graph", "tokenizer" and "proof" (steps).
+# (stage, done, total): stages are "tokenizer", "weights" (bytes), "graph" and "proof" (steps).
 ProgressCallback = Callable[[str, int, int], None]
 # Room for the graph, the configuration and the manifest beside the files whose size is known.
 _SMALL_FILES_BYTES = 16 << 20
+_RECIPE_LIMIT_BYTES = 4 << 20
+_MAX_THREADS = 1024
+# What generation_config.json may say: types, least and largest value.
+_SAMPLING = {
+    "temperature": ((int, float), 0.0, 100.0),
+    "top_k": ((int,), 0, 1 << 20),
+    "top_p": ((int, float), 0.0, 1.0),
+    "min_p": ((int, float), 0.0, 1.0),
+    "repetition_penalty": ((int, float), 0.01, 10.0),
+}
 
 
 @dataclass(frozen=True)
@@ -93,10 +103,12 @@ def prepare(
     if unread:
         notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
     plan = make_plan(language_model, checkpoint, chosen)
-    return Prepared(
+    ready = Prepared(
         checkpoint, language_model, plan, chosen,
         (*checkpoint.notes, *language_model.notes, *notes, *plan.notes),
     )  # fmt: skip
+    sampling_defaults(ready)
+    return ready
 
 
 def convert(
@@ -122,11 +134,14 @@ def convert(
     untouched.
     """
     report = progress or (lambda stage, done, total: None)
-    target = Path(output).expanduser()
+    if threads is not None and not 1 <= threads <= _MAX_THREADS:
+        raise UsageError(f"threads must be from 1 to {_MAX_THREADS}, not {threads}.")
+    target = user_path(output)
     check_target(target, replace=force)
     ready = prepare(
         model, recipe=recipe, revision=revision, offline=offline, max_context=max_context
     )
+    _check_sources_apart(target, ready.checkpoint)
     workers = threads or os.cpu_count() or 1
     needed = ready.bundle_bytes + _SMALL_FILES_BYTES
     with (
@@ -145,12 +160,28 @@ def convert(
 
 def load_recipe(recipe: str | Path) -> Recipe:
     """A recipe by name, or from a JSON file (a path that ends in .json)."""
-    path = Path(recipe).expanduser()
-    if path.suffix != ".json":
+    if not str(recipe).endswith(".json"):
         return parse_recipe_name(str(recipe))
+    path = user_path(recipe)
     if not path.is_file():
         raise RecipeError(f"{path}: there is no such recipe file.")
-    return parse_recipe(read_json_object(path), str(path))
+    try:
+        data = read_json_object(path, _RECIPE_LIMIT_BYTES)
+    except SourceError as error:
+        raise RecipeError(error.message, error.hint) from error
+    return parse_recipe(data, str(path))
+
+
+def _check_sources_apart(target: Path, checkpoint: Checkpoint) -> None:
+    """A folder that is replaced must not hold the checkpoint."""
+    folder = target.resolve()
+    for path in checkpoint.files:
+        if folder in path.resolve().parents:
+            raise UsageError(
+                f"{target}: holds {path}, which is to be converted; replacing the folder would "
+                "delete it.",
+                "Choose another output.",
+            )
 
 
 def _fill(
@@ -162,15 +193,16 @@ def _fill(
 ) -> None:
     """Write every file of the bundle into `folder`."""
     checkpoint, plan = ready.checkpoint, ready.plan
+    # First, because a tokenizer that cannot be expressed should not cost the time of the weights.
+    report("tokenizer", 0, 1)
+    write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
+    (folder / TOKENIZER_JSON).write_text(checkpoint.tokenizer.tokenizer_json, encoding="utf-8")
     write_weights(
         plan, checkpoint, folder / WEIGHT_FILE, threads=threads,
         progress=lambda done, total: report("weights", done, total),
     )  # fmt: skip
     report("graph", 0, 1)
     _write_graph(folder, ready)
-    report("tokenizer", 0, 1)
-    write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
-    (folder / TOKENIZER_JSON).write_text(checkpoint.tokenizer.tokenizer_json, encoding="utf-8")
     _write_configs(folder, ready)
     report("proof", 0, 1)
     proof = prove_bundle(folder, ready.model, plan)
@@ -206,17 +238,31 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
 
 
 def sampling_defaults(ready: Prepared) -> dict[str, Any]:
-    """How the model's authors would have it sampled; {} means greedy."""
+    """How the model's authors would have it sampled; {} means greedy.
+
+    Raises `SourceError` for a value that means nothing.
+    """
     generation = ready.checkpoint.generation
-    if generation.get("do_sample") is not True:
+    where = f"{ready.checkpoint.origin}: generation_config.json"
+    sampled = generation.get("do_sample")
+    if sampled is not None and type(sampled) is not bool:
+        raise SourceError(f"{where}: do_sample must be true or false, not {sampled!r:.60}.")
+    if not sampled:
         return {}
-    limits = {"temperature": (0.0, 100.0), "top_k": (1, 1 << 20), "top_p": (0.0, 1.0),
-              "min_p": (0.0, 1.0), "repetition_penalty": (0.01, 10.0)}  # fmt: skip
-    return {
-        key: generation[key]
-        for key, (low, high) in limits.items()
-        if type(generation.get(key)) in (int, float) and low <= generation[key] <= high
-    }
+    found = {}
+    for key, (kinds, low, high) in _SAMPLING.items():
+        value = generation.get(key)
+        if value is None:
+            continue
+        if type(value) not in kinds or not low <= value <= high:
+            raise SourceError(
+                f"{where}: {key} must be from {low} to {high}, not {value!r:.60}.",
+                "Correct the file, or take the key out.",
+            )
+        # 0 switches top-k off.
+        if (key, value) != ("top_k", 0):
+            found[key] = value
+    return found
 
 
 def _write_manifest(
@@ -230,10 +276,10 @@ def _write_manifest(
         "engine": ENGINE_VERSION,
         "source": {
             # Where it lay on this machine says nothing elsewhere, and would change the bytes.
-            "name": origin if checkpoint.revision else Path(origin).name,
+            "name": origin if checkpoint.revision else _file_name(origin),
             "format": checkpoint.format,
             "revision": checkpoint.revision,
-            "files": {path.name: future.result() for path, future in hashes.items()},
+            "files": {_file_name(path): future.result() for path, future in hashes.items()},
         },
         "model": {
             "model_type": checkpoint.model_type,
@@ -264,3 +310,8 @@ def _write_manifest(
             for name in names
         },
     })  # fmt: skip
+
+
+def _file_name(path: str | Path) -> str:
+    """The last part of a path as text; bytes that are no text become U+FFFD."""
+    return os.fsencode(Path(path).name).decode("utf-8", "replace")

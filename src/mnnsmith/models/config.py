@@ -20,7 +20,21 @@ _WITHOUT_EFFECT = frozenset(
     decoder_start_token_id pretraining_tp
     """.split()  # noqa: SIM905 (a list of 50 lines says no more)
 )
-_LARGEST = 1 << 31
+# What no model comes near: a config that asks for more is damaged, and would cost time and memory
+# before its missing tensors show.
+_LARGEST = {
+    "num_hidden_layers": 1024,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "vocab_size": 1 << 24,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 4096,
+    "max_position_embeddings": 1 << 28,
+}
+_LARGEST_OTHER = (1 << 31) - 1
+_LEAST_NUMBER = 1e-30
+_SHOWN_CHARS = 60
 
 
 class ConfigReader:
@@ -48,15 +62,16 @@ class ConfigReader:
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of at least `least`; absent or null gives the default, if there is one."""
         value = self._value(key, default)
-        if type(value) is not int or not least <= value < _LARGEST:
-            self._fail(key, f"a whole number from {least}", value)
+        most = _LARGEST.get(key, _LARGEST_OTHER)
+        if type(value) is not int or not least <= value <= most:
+            self._fail(key, f"a whole number from {least} to {most}", value)
         return int(value)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+    def number(self, key: str, default: float | None = None, *, most: float = 1e30) -> float:
+        """A number above zero; one over `most`, or too small for float32, is damage."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            self._fail(key, "a number above zero", value)
+        if type(value) not in (int, float) or not _LEAST_NUMBER <= value <= most:
+            self._fail(key, f"a number from {_LEAST_NUMBER:g} to {most:g}", value)
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -69,10 +84,11 @@ class ConfigReader:
     def only(self, key: str, allowed: Sequence[Any], default: Any, why: str) -> Any:
         """One of the values that we can express; anything else is refused by name."""
         value = self._value(key, default)
-        if value not in allowed:
+        # 0 == False and 1 == True in Python, not in a config.
+        if not any(value == a and type(value) is type(a) for a in allowed):
             wanted = " or ".join(repr(a) for a in allowed)
             raise UnsupportedError(
-                f"{self._origin}: {key} = {value!r} is not supported; only {wanted} is. {why}"
+                f"{self._origin}: {key} = {_show(value)} is not supported; only {wanted} is. {why}"
             )
         return value
 
@@ -80,7 +96,7 @@ class ConfigReader:
         """A key that must be null or absent, because we cannot express what it asks for."""
         if self.has(key):
             raise UnsupportedError(
-                f"{self._origin}: {key} = {self._config[key]!r} is not supported. {why}"
+                f"{self._origin}: {key} = {_show(self._config[key])} is not supported. {why}"
             )
 
     def unused(self) -> tuple[str, ...]:
@@ -110,5 +126,8 @@ class ConfigReader:
         return default
 
     def _fail(self, key: str, wanted: str, value: Any) -> None:
-        shown = repr(value)[:60]
-        raise SourceError(f"{self._origin}: {key} must be {wanted}, not {shown}.")
+        raise SourceError(f"{self._origin}: {key} must be {wanted}, not {_show(value)}.")
+
+
+def _show(value: Any) -> str:
+    return repr(value)[:_SHOWN_CHARS]

@@ -66,7 +66,7 @@ def typed_windows(
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise config.error(f"layer_types must be a list of {layers} names")
     for kind in set(map(str, kinds)) - {FULL, SLIDING}:
-        raise config.unsupported(f"layer type {kind!r} is not one that we know")
+        raise config.unsupported(f"layer type {kind!r:.60} is not one that we know")
     return [window if kind == SLIDING else None for kind in kinds]
 
 

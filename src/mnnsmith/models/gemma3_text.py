@@ -86,7 +86,7 @@ def _block(config: ConfigReader) -> _Block:
     return _Block(
         hidden,
         config.integer("intermediate_size"),
-        config.number("rms_norm_eps", 1e-6),
+        config.number("rms_norm_eps", 1e-6, most=1.0),
         config.flag("attention_bias", False),
         replace(shape, scale=scale),
     )

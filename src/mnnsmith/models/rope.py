@@ -23,6 +23,9 @@ from mnnsmith.models.config import ConfigReader
 _LOW_POSITIONS = 4096
 # What transformers takes where a config names no base.
 _DEFAULT_THETA = 10000.0
+# Beyond these nothing in use comes near, and the formulas leave the range of their numbers.
+_LARGEST_THETA, _LARGEST_FACTOR, _LARGEST_BETA = 1e15, 1e6, 1e4
+_LEAST_POSITIONS = 2
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ def rope_settings(config: ConfigReader) -> dict[str, Any]:
             if "type" in fields:
                 fields.setdefault("rope_type", fields.pop("type"))
             settings.update({k: v for k, v in fields.items() if v is not None})
+    if not isinstance(settings["rope_type"], str):
+        raise config.error(f"rope_type must be a text, not {settings['rope_type']!r:.60}")
     return settings
 
 
@@ -72,11 +77,13 @@ def rope_frequencies(
 ) -> RopeFrequencies:
     """Frequencies for `settings`; raises `UnsupportedError` for a type we do not know."""
     reader = ConfigReader(settings, "config.json (rope)")
-    theta = reader.number("rope_theta")
-    share = settings.get("partial_rotary_factor")
-    if share is None:
-        share = config.number("partial_rotary_factor", 1.0)
-    rotary_dim = int(head_dim * float(share))
+    theta = reader.number("rope_theta", most=_LARGEST_THETA)
+    if theta <= 1:
+        raise config.error(f"rope_theta {theta} must be above 1")
+    share = config.number("partial_rotary_factor", 1.0, most=1.0)
+    if reader.has("partial_rotary_factor"):
+        share = reader.number("partial_rotary_factor", most=1.0)
+    rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:
         raise config.error(f"rope would rotate {rotary_dim} of {head_dim} elements of a head")
     base = _base_frequencies(theta, rotary_dim)
@@ -86,20 +93,37 @@ def rope_frequencies(
         "default",
         "This rope type is not one whose tables we can write exactly.",
     )
+    with np.errstate(all="ignore"):
+        rope = _scaled(config, reader, str(kind), base, theta, max_positions)
+    if not np.isfinite(rope.inverse).all() or not math.isfinite(rope.factor):
+        raise config.error(f"the rope settings give frequencies that are no numbers: {kind}")
+    return rope
+
+
+def _scaled(
+    config: ConfigReader,
+    reader: ConfigReader,
+    kind: str,
+    base: npt.NDArray[np.float32],
+    theta: float,
+    max_positions: int,
+) -> RopeFrequencies:
+    """The frequencies of one scaling type; `reader` reads the rope settings."""
     if kind == "default":
         return RopeFrequencies(base)
     if kind == "linear":
-        return RopeFrequencies((base / np.float32(reader.number("factor"))).astype(np.float32))
+        factor = np.float32(reader.number("factor", most=_LARGEST_FACTOR))
+        return RopeFrequencies((base / factor).astype(np.float32))
     if kind == "llama3":
         return RopeFrequencies(_llama3(reader, base))
-    original = settings.get("original_max_position_embeddings") or config.raw(
-        "original_max_position_embeddings"
-    )
+    key = "original_max_position_embeddings"
+    named = reader if reader.has(key) else config
     if kind == "yarn":
-        return _yarn(reader, base, theta, int(original or max_positions))
-    if not original:
-        raise config.error("longrope needs original_max_position_embeddings")
-    return _longrope(reader, base, int(original), max_positions)
+        original = named.integer(key, max_positions, least=_LEAST_POSITIONS)
+        return _yarn(reader, base, theta, original)
+    if not named.has(key):
+        raise config.error(f"longrope needs {key}")
+    return _longrope(reader, base, named.integer(key, least=_LEAST_POSITIONS), max_positions)
 
 
 def _base_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float32]:
@@ -109,8 +133,9 @@ def _base_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float32]:
 
 
 def _llama3(reader: ConfigReader, base: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    factor = reader.number("factor")
-    low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+    factor = reader.number("factor", most=_LARGEST_FACTOR)
+    low = reader.number("low_freq_factor", most=_LARGEST_FACTOR)
+    high = reader.number("high_freq_factor", most=_LARGEST_FACTOR)
     original = reader.integer("original_max_position_embeddings")
     if high <= low:
         raise reader.error(f"high_freq_factor {high} must be above low_freq_factor {low}")
@@ -125,14 +150,14 @@ def _yarn(
     reader: ConfigReader, base: npt.NDArray[np.float32], theta: float, original: int
 ) -> RopeFrequencies:
     """Peng et al. 2023, as transformers computes it."""
-    factor = reader.number("factor")
+    factor = reader.number("factor", most=_LARGEST_FACTOR)
     dim = 2 * len(base)
 
     def dimension_of(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = dimension_of(reader.number("beta_fast", 32.0))
-    high = dimension_of(reader.number("beta_slow", 1.0))
+    low = dimension_of(reader.number("beta_fast", 32.0, most=_LARGEST_BETA))
+    high = dimension_of(reader.number("beta_slow", 1.0, most=_LARGEST_BETA))
     if reader.flag("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -164,11 +189,11 @@ def _longrope(
     if (
         not isinstance(short, list)
         or len(short) != len(base)
-        or not all(type(f) in (int, float) and f > 0 for f in short)
+        or not all(type(f) in (int, float) and 0 < f <= _LARGEST_FACTOR for f in short)
     ):
         raise reader.error(f"longrope short_factor must be {len(base)} numbers above zero")
     reader.raw("long_factor")
-    factor = reader.number("factor", max_positions / original)
+    factor = reader.number("factor", max_positions / original, most=_LARGEST_FACTOR)
     scale = 1.0
     if reader.has("attention_factor"):
         scale = reader.number("attention_factor")

@@ -24,10 +24,10 @@ KEEP = "keep"
 ROLES = ("embedding", "head", "attention", "mlp")
 _MISFITS = ("error", "fit")
 _NAME = re.compile(
-    r"(?P<base>fp32|fp16|w\d+(?:g\d+)?)(?P<sym>-sym)?(?:-head(?P<head>\d+))?"
-    r"(?:-embed(?P<embed>\d+))?(?P<fit>-fit)?"
+    r"(?P<base>fp32|fp16|w[0-9]{1,4}(?:g[0-9]{1,6})?)(?P<sym>-sym)?(?:-head(?P<head>[0-9]{1,4}))?"
+    r"(?:-embed(?P<embed>[0-9]{1,4}))?(?P<fit>-fit)?"
 )
-_MAX_RULES = 10_000
+_MAX_RULES = 1_000
 _MAX_PATTERN = 500
 
 
@@ -100,11 +100,18 @@ class Recipe:
         fitting = [b for b in BLOCKS if target.cols % b == 0]
         if self.misfit == "error" or scheme.block == 0 or not fitting:
             options = ", ".join(f"w{scheme.bits}g{b}" for b in fitting) or "fp16"
+            hint = f"For this width there are: {options}."
+            if self.misfit == "error" and scheme.block and fitting:
+                named = _NAME.fullmatch(self.name) is not None
+                fit = f"{self.name}-fit" if named else '"misfit": "fit" in its file'
+                hint += (
+                    f" Or let the recipe choose: {fit} takes the widest block that divides, and "
+                    "records it."
+                )
             raise RecipeError(
                 f"Recipe {self.name}: {scheme.name} does not fit {where}: "
                 f"{scheme.block or 8} does not divide {target.cols}.",
-                f"For this width there are: {options}. Or let the recipe choose: "
-                f"{self.name}-fit takes the widest block that divides, and records it.",
+                hint,
             )
         block = max((b for b in fitting if b <= scheme.block), default=min(fitting))
         chosen = replace(scheme, block=block)
@@ -121,7 +128,7 @@ def parse_recipe_name(name: str) -> Recipe:
     match = _NAME.fullmatch(name)
     if match is None:
         raise RecipeError(
-            f"{name!r} is not a recipe.",
+            f"{name!r:.60} is not a recipe.",
             "Recipes are named fp16, fp32, w8g64, w4g32, w4g64-sym, w4g64-head8, "
             "w4g64-head8-embed16, w4g128-fit, keep (GGUF); or give a JSON file.",
         )
@@ -197,8 +204,11 @@ def _rule(data: Any, where: str) -> Rule:
             not isinstance(layers, list)
             or len(layers) != 2
             or not all(type(v) is int and v >= 0 for v in layers)
+            or layers[0] > layers[1]
         ):
-            raise RecipeError(f"{where}: layers must be [first, last], not {layers!r:.60}.")
+            raise RecipeError(
+                f"{where}: layers must be [first, last] (0 is the first), not {layers!r:.60}."
+            )
         layers = (layers[0], layers[1])
     return Rule(parse_scheme(data["scheme"], where), role, tensor, layers)
 

@@ -9,7 +9,7 @@ from mnnsmith.errors import RecipeError
 
 BITS = (4, 8)
 BLOCKS = (32, 64, 128, 256)
-_NAME = re.compile(r"w(\d+)(?:g(\d+))?(-sym)?(-scale32)?")
+_NAME = re.compile(r"w([0-9]{1,4})(?:g([0-9]{1,6}))?(-sym)?(-scale32)?")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def parse_scheme(name: str, where: str) -> Scheme:
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise RecipeError(
-            f"{where}: {name!r} is not a scheme.",
+            f"{where}: {name!r:.60} is not a scheme.",
             "Schemes are fp32, fp16, w8 and w4 with a block (w8g64, w4g32, ...), and -sym.",
         )
     bits, block = int(match[1]), int(match[2] or 0)

@@ -6,6 +6,7 @@ others store one scale per tensor or per row.  weight = stored value * scale.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,13 +96,13 @@ def _block_size(quantization: Mapping[str, Any] | None, origin: str) -> tuple[in
     method = quantization.get("quant_method")
     if method not in ("fp8", "fbgemm_fp8", "compressed-tensors"):
         raise UnsupportedError(
-            f"{origin}: the weights are quantized with {method!r}, which we cannot read.",
+            f"{origin}: the weights are quantized with {method!r:.60}, which we cannot read.",
             "Convert from the original checkpoint in 16 bits, or from its GGUF.",
         )
     if method == "compressed-tensors" and quantization.get("format") != "float-quantized":
         raise UnsupportedError(
-            f"{origin}: compressed-tensors format {quantization.get('format')!r} is not supported; "
-            "only float-quantized (FP8) is."
+            f"{origin}: compressed-tensors format {quantization.get('format')!r:.60} is not "
+            "supported; only float-quantized (FP8) is."
         )
     size = quantization.get("weight_block_size")
     if size is None:
@@ -118,22 +119,25 @@ def _block_size(quantization: Mapping[str, Any] | None, origin: str) -> tuple[in
 def _scaled(
     stored: Tensor, scale: Tensor, block_size: tuple[int, int] | None, origin: str
 ) -> ScaledTensor:
-    if len(stored.shape) != 2:
+    if len(stored.shape) != 2 or 0 in stored.shape:
         raise UnsupportedError(f"{origin}: {stored.name} is FP8 with shape {stored.shape}.")
     rows, cols = stored.shape
-    scales = scale.rows(0, 1) if scale.shape == () else read_whole(scale)
-    if scales.size == 1:
+    if block_size is not None:
+        # Rows are expanded to whole blocks of columns, so an absurd width would cost memory.
+        block = (min(block_size[0], rows), min(block_size[1], cols))
+    elif math.prod(scale.shape) == 1:
         block = (rows, cols)
-    elif block_size is not None:
-        block = block_size
     else:
         block = (1, cols)
     expected = (-(-rows // block[0]), -(-cols // block[1]))
-    if scales.size != expected[0] * expected[1]:
+    # One scale may stand as [] or [1], one per row as [rows]; blocks in another order are an error.
+    flat = expected[1] == 1 and scale.shape in ((expected[0],), () if expected[0] == 1 else None)
+    if scale.shape != expected and not flat:
         raise SourceError(
             f"{origin}: {scale.name} has shape {scale.shape}; {stored.name} {stored.shape} in "
             f"blocks of {block} needs {expected}."
         )
+    scales = scale.rows(0, 1) if scale.shape == () else read_whole(scale)
     if not np.isfinite(scales).all():
         raise SourceError(f"{origin}: {scale.name} holds values that are not finite.")
     return ScaledTensor(stored, scales.reshape(expected), block)

@@ -9,6 +9,7 @@ from mnnsmith.errors import MissingResourceError, SourceError
 
 _SMALL_FILES = (
     "config.json",
+    "adapter_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

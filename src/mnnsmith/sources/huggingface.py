@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.errors import SourceError, UnsupportedError
-from mnnsmith.files import parse_json, read_json_object, read_text
+from mnnsmith.files import is_file, parse_json, read_json_object, read_text
 from mnnsmith.sources.chat_template import read_chat_template, read_special_tokens
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, TokenizerFiles
 from mnnsmith.sources.fp8 import join_scales
@@ -15,6 +15,10 @@ from mnnsmith.sources.safetensors import open_safetensors
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = "adapter_config.json"
+# The largest config in use has some 100 kB.
+_CONFIG_LIMIT_BYTES = 4 << 20
+_MAX_SHARDS = 4096
 
 
 def open_folder(folder: Path, origin: str | None = None, revision: str | None = None) -> Checkpoint:
@@ -27,7 +31,9 @@ def open_folder(folder: Path, origin: str | None = None, revision: str | None = 
     config = read_config(folder)
     config_path = folder / "config.json"
     generation_path = folder / "generation_config.json"
-    generation = read_json_object(generation_path) if generation_path.is_file() else {}
+    generation = (
+        read_json_object(generation_path, _CONFIG_LIMIT_BYTES) if generation_path.is_file() else {}
+    )
     tokenizer, tokenizer_files = _tokenizer(folder, config, generation)
     tensors, weight_files = open_weights(folder)
     quantization = config.get("quantization_config")
@@ -49,24 +55,35 @@ def open_folder(folder: Path, origin: str | None = None, revision: str | None = 
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json."""
+    """The folder's config.json; a LoRA adapter has none, and is refused by name."""
     path = folder / "config.json"
+    if not path.is_file() and (folder / _ADAPTER).is_file():
+        base = read_json_object(folder / _ADAPTER, _CONFIG_LIMIT_BYTES).get(
+            "base_model_name_or_path"
+        )
+        raise UnsupportedError(
+            f"{folder}: this is an adapter (LoRA) for {base!r:.200}, not a whole model.",
+            "Merge it first, with peft: `AutoPeftModelForCausalLM.from_pretrained(folder)"
+            ".merge_and_unload().save_pretrained(merged)`; then convert `merged`. Merged into "
+            "weights that are quantized already, it would lose much of its effect.",
+        )
     if not path.is_file():
         raise SourceError(
             f"{folder}: there is no config.json.",
             "Give the folder of a transformers checkpoint, a .gguf file, or a hub id (org/name).",
         )
-    return read_json_object(path)
+    return read_json_object(path, _CONFIG_LIMIT_BYTES)
 
 
 def open_weights(folder: Path) -> tuple[dict[str, Tensor], list[Path]]:
     """All tensors of a folder by name, and the files that hold them."""
-    index_path = folder / _INDEX
-    if index_path.is_file():
-        return _sharded(folder, index_path)
+    # Where both are there, the single file wins, as in transformers.
     single = folder / _SINGLE
     if single.is_file():
         return dict(open_safetensors(single)), [single]
+    index_path = folder / _INDEX
+    if index_path.is_file():
+        return _sharded(folder, index_path)
     pickles = sorted(p.name for p in folder.glob("*.bin")) + sorted(
         p.name for p in folder.glob("*.pt*")
     )
@@ -88,6 +105,8 @@ def _sharded(folder: Path, index_path: Path) -> tuple[dict[str, Tensor], list[Pa
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise SourceError(f"{index_path}: weight_map must map tensor names to file names.")
+    if len(set(weight_map.values())) > _MAX_SHARDS:
+        raise SourceError(f"{index_path}: names more than {_MAX_SHARDS} shards.")
     tensors: dict[str, Tensor] = {}
     files = [index_path]
     for shard in sorted(set(weight_map.values())):
@@ -95,17 +114,16 @@ def _sharded(folder: Path, index_path: Path) -> tuple[dict[str, Tensor], list[Pa
         # A name from an untrusted file must not lead out of the folder.
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise SourceError(f"{index_path}: {shard!r:.80} is not the name of a shard.")
-        if not path.is_file():
+        if not is_file(path):
             raise SourceError(
-                f"{index_path}: the shard {shard} is missing.",
+                f"{index_path}: the shard {shard!s:.200} is missing.",
                 "The download is incomplete; fetch the missing file.",
             )
         files.append(path)
         for name, tensor in open_safetensors(path).items():
             if weight_map.get(name) != shard:
-                raise SourceError(
-                    f"{path}: holds {name}, which the index places in {weight_map.get(name)}."
-                )
+                there = weight_map.get(name, "no shard")
+                raise SourceError(f"{path}: holds {name}, which the index places in {there}.")
             tensors[name] = tensor
     absent = sorted(set(weight_map) - set(tensors))
     if absent:
@@ -170,5 +188,7 @@ def _added_token_id(tokenizer_json: str, token: str | None, folder: Path) -> int
     for entry in added if isinstance(added, list) else []:
         if isinstance(entry, dict) and entry.get("content") == token:
             value = entry.get("id")
-            return value if type(value) is int else None
+            if type(value) is not int or not 0 <= value < 1 << 31:
+                raise SourceError(f"{folder}: tokenizer.json: bad id {value!r:.40} of {token!r}.")
+            return value
     return None

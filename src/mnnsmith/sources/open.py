@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.errors import SourceError, UnsupportedError
+from mnnsmith.files import user_path
 from mnnsmith.sources.checkpoint import Checkpoint
 
 # org/name as the hub allows it.
@@ -27,7 +28,7 @@ def open_checkpoint(
     revision: branch, tag or commit on the hub.  offline: use the hub's local cache only.
     accept: is given the config and may refuse it by raising, before weights are fetched or opened.
     """
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if not (path / "config.json").exists() and len(ggufs) == 1:
