@@ -11,14 +11,18 @@ import errno
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from mnnsmith.errors import MissingResourceError, UsageError
 
+# `.NAME` + _PARTIAL + random: the new folder; with _LOCK after it, the lock that its maker holds;
+# with _OLD after it, the old folder while neither has the place.
 _PARTIAL = ".mnnsmith-partial-"
 _LOCK = ".lock"
+_OLD = ".old"
 # Linux: swap two paths in one step.
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -30,35 +34,48 @@ def staged_folder(target: Path, *, replace: bool, needed_bytes: int) -> Iterator
 
     replace: an existing `target` is exchanged for the new one; without it, it is an error.
     Raises `UsageError` if `target` exists, `MissingResourceError` if the disk has less than
-    `needed_bytes` free.
+    `needed_bytes` free, or the place cannot be written.
     """
-    target = Path(os.path.abspath(target))
-    check_target(target, replace=replace)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed_bytes:
-        raise MissingResourceError(
-            f"{target.parent}: the bundle needs {needed_bytes / 1e6:.0f} MB, the disk has "
-            f"{free / 1e6:.0f} MB free.",
-            "Free some space, or choose an output on another disk.",
-        )
-    partial = target.parent / f".{target.name}{_PARTIAL}{os.getpid()}"
-    partial.mkdir()
-    lock = os.open(partial / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # Through a symbolic link: the folder it leads to is replaced, not the link.
+    target = Path(os.path.realpath(target))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(target)
+        check_target(target, replace=replace)
+        free = shutil.disk_usage(target.parent).free
+        lock = _take_lock(target)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    partial = target.parent / lock.name.removesuffix(_LOCK)
+    try:
+        if free < needed_bytes:
+            raise MissingResourceError(
+                f"{target.parent}: the bundle needs {needed_bytes / 1e6:.0f} MB, the disk has "
+                f"{free / 1e6:.0f} MB free.",
+                "Free some space, or choose an output on another disk.",
+            )
+        _make(partial, target)
         yield partial
-        os.unlink(partial / _LOCK)
-        _sync(partial)
-        _install(partial, target)
+        try:
+            _sync(partial)
+            _install(partial, target)
+        except OSError as error:
+            raise _cannot_write(target, error) from error
     finally:
-        os.close(lock)
         shutil.rmtree(partial, ignore_errors=True)
+        lock.path.unlink(missing_ok=True)
+        os.close(lock.fd)
 
 
 def check_target(target: Path, *, replace: bool) -> None:
     """Whether `target` may be written, before any work is done."""
+    try:
+        _check_target(target, replace)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+
+
+def _check_target(target: Path, replace: bool) -> None:
     if not os.path.lexists(target):
         return
     if not target.is_dir():
@@ -76,6 +93,37 @@ def check_target(target: Path, *, replace: bool) -> None:
         )
 
 
+class _Lock:
+    """An open lock file; the kernel lets go of it when its process ends, however it ends."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self.fd, self.name = path, fd, path.name
+
+
+def _take_lock(target: Path) -> _Lock:
+    while True:
+        fd, name = tempfile.mkstemp(suffix=_LOCK, prefix=_prefix(target), dir=target.parent)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        # Another process may have taken the new file for a stale one before it was locked.
+        if os.fstat(fd).st_nlink:
+            return _Lock(Path(name), fd)
+        os.close(fd)
+
+
+def _make(partial: Path, target: Path) -> None:
+    try:
+        partial.mkdir()
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+
+
+def _cannot_write(target: Path, error: OSError) -> MissingResourceError:
+    return MissingResourceError(
+        f"{target}: cannot be written: {error.strerror or error}.",
+        "Check its name, permissions and free space, or choose another output.",
+    )
+
+
 def _install(partial: Path, target: Path) -> None:
     """Put `partial` in the place of `target`; what was there is then at `partial`."""
     if not os.path.lexists(target):
@@ -84,8 +132,9 @@ def _install(partial: Path, target: Path) -> None:
         target.rmdir()
         os.rename(partial, target)
     elif not _exchange(partial, target):
-        # A file system without exchange: the place is empty for an instant between the two.
-        aside = partial.with_name(partial.name + "-old")
+        # A file system without exchange: the place is empty for an instant between the two; if this
+        # process dies then, the next run puts the old one back.
+        aside = partial.with_name(partial.name + _OLD)
         os.rename(target, aside)
         os.rename(partial, target)
         shutil.rmtree(aside, ignore_errors=True)
@@ -105,19 +154,29 @@ def _exchange(a: Path, b: Path) -> bool:
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what killed conversions to the same target left; live ones hold their lock."""
-    for partial in target.parent.glob(f".{_escaped(target.name)}{_PARTIAL}*"):
+    """Clear up after killed conversions to the same target; live ones hold their lock."""
+    for lock in target.parent.glob(f"{_escaped(_prefix(target))}*{_LOCK}"):
         try:
-            lock = os.open(partial / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
             continue
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial = lock.with_name(lock.name.removesuffix(_LOCK))
+            aside = lock.with_name(partial.name + _OLD)
+            if aside.is_dir() and not os.path.lexists(target):
+                os.rename(aside, target)
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            lock.unlink(missing_ok=True)
         except BlockingIOError:
             continue
         finally:
-            os.close(lock)
-        shutil.rmtree(partial, ignore_errors=True)
+            os.close(fd)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}{_PARTIAL}"
 
 
 def _escaped(name: str) -> str:
