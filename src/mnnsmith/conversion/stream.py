@@ -132,7 +132,11 @@ def _block_work(fd: int, task: MatrixTask, start: int, stop: int) -> Callable[[]
                 f"{task.tensor.name}, rows {task.slot.first_row + start} to {last}: {error}.",
                 "Choose another scheme for this tensor in a recipe file, or check the checkpoint.",
             ) from error
-        _pwrite(fd, codes, record.codes_offset + start * record.codes_row_bytes())
+        codes_offset = record.codes_offset + start * record.codes_row_bytes()
+        _pwrite(fd, codes, codes_offset)
+        # Linux starts to write these pages to the disk now, while there is work to do; else most of
+        # the file would wait for the sync at the end.
+        os.posix_fadvise(fd, codes_offset, codes.nbytes, os.POSIX_FADV_DONTNEED)
         written = codes.nbytes
         if scales is not None:
             _pwrite(fd, scales, record.scales_offset + start * record.scales_row_bytes())
