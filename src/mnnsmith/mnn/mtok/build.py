@@ -29,7 +29,7 @@ def build(tokenizer: TokenizerFiles, notes: Notes) -> form.Mtok:
     model = root.need_child("model")
     decoder = decoders.translate(root.child("decoder"), root, notes)
     chat = tokenizer.chat_template is not None
-    steps = normalizers.translate(root.child("normalizer"), notes)
+    steps, ahead = normalizers.translate(root.child("normalizer"), notes)
     pre_node = root.child("pre_tokenizer")
     parts = pretokenizers.translate(pre_node, chat, notes)
     leaves = pretokenizers.flatten(pre_node)
@@ -40,6 +40,7 @@ def build(tokenizer: TokenizerFiles, notes: Notes) -> form.Mtok:
     model_form, added = _model(root, model, byte_level, decoder, notes)
     if isinstance(model_form, form.Bpe):
         steps, parts = split_at_spaces(steps, parts, _merged_texts(model_form), notes)
+    parts = [*ahead, *parts]
     _check_decoder(model_form, decoder, root, notes)
     _note_added(root, added, notes)
     prefix = plan_prefix(
