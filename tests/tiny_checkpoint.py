@@ -25,7 +25,7 @@ def make_config(**changes: Any) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCAB,
         "hidden_size": 64,
-        "intermediate_size": 96,
+        "intermediate_size": 128,
         "num_hidden_layers": 1,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

@@ -76,6 +76,19 @@ def check_target(target: Path, *, replace: bool) -> None:
 
 
 def _check_target(target: Path, replace: bool) -> None:
+    name = str(target)
+    if name != os.fsencode(name).decode("utf-8", "replace"):
+        raise UsageError(
+            f"{name!a}: the path is not UTF-8 text, and the engine would not open it.",
+            "Choose another output.",
+        )
+    above = next(p for p in target.absolute().parents if os.path.lexists(p))
+    if not above.is_dir():
+        raise UsageError(f"{target}: {above} is not a folder.", "Choose another output.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise MissingResourceError(
+            f"{target}: {above} cannot be written.", "Check permissions, or choose another output."
+        )
     if not os.path.lexists(target):
         return
     if not target.is_dir():

@@ -23,7 +23,7 @@ from mnnsmith.mnn.weight_records import (
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.quant.keep import nearest_scheme
 from mnnsmith.quant.recipe import Recipe, Target
-from mnnsmith.quant.scheme import Scheme
+from mnnsmith.quant.scheme import BLOCKS, Scheme
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor
 
 
@@ -118,7 +118,9 @@ def scheme_of(encoding: Encoding) -> Scheme:
     """The recipe's word for a stored form."""
     if isinstance(encoding, FloatEncoding):
         return Scheme(encoding.bits)
-    return Scheme(encoding.bits, encoding.block, encoding.symmetric, encoding.scale_bits)
+    # A block of another width is a whole row, which schemes write without a block.
+    block = encoding.block if encoding.block in BLOCKS else 0
+    return Scheme(encoding.bits, block, encoding.symmetric, encoding.scale_bits)
 
 
 class _Planner:
