@@ -16,7 +16,7 @@ from mnnsmith.bundle.manifest import write_manifest
 from mnnsmith.bundle.staging import check_target, staged_folder
 from mnnsmith.conversion.account import check_tensors
 from mnnsmith.conversion.plan import Plan, make_plan
-from mnnsmith.conversion.prove import prove_bundle
+from mnnsmith.conversion.prove import Proof, prove_bundle
 from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
 from mnnsmith.errors import RecipeError, SourceError, UsageError
@@ -205,7 +205,7 @@ def _fill(
     _write_graph(folder, ready)
     _write_configs(folder, ready)
     report("proof", 0, 1)
-    proof = prove_bundle(folder, ready.model, plan)
+    proof = prove_bundle(folder, ready.model, plan, checkpoint.tokenizer)
     _write_manifest(folder, ready, hashes, proof)
     report("proof", 1, 1)
 
@@ -269,7 +269,7 @@ def sampling_defaults(ready: Prepared) -> dict[str, Any]:
 
 
 def _write_manifest(
-    folder: Path, ready: Prepared, hashes: Mapping[Path, Future[str]], proof: Mapping[str, Any]
+    folder: Path, ready: Prepared, hashes: Mapping[Path, Future[str]], proof: Proof
 ) -> None:
     checkpoint, model, plan = ready.checkpoint, ready.model, ready.plan
     origin = checkpoint.origin
@@ -306,8 +306,8 @@ def _write_manifest(
             }
             for task in plan.matrices
         },
-        "notes": list(ready.notes),
-        "proof": proof,
+        "notes": [*ready.notes, *proof.notes],
+        "proof": proof.data,
         "files": {
             name: {"sha256": sha256_of(folder / name), "bytes": (folder / name).stat().st_size}
             for name in names
