@@ -108,8 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _file(self, revision: str, name: str, body: bool) -> None:
-        path = self.hub.folder / name
-        if revision not in self.hub.revisions:
+        hub = self.hub
+        path = hub.folder / name
+        if revision not in hub.revisions:
             self._refuse(404, "RevisionNotFound", "Invalid rev id")
             return
         if not path.is_file():
@@ -121,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not body:
             self._send(200, data, headers, body=False)
             return
-        self.hub.downloads.append((name, span))
+        hub.downloads.append((name, span))
         status, start = 200, 0
         if span:
             start = int(span.removeprefix("bytes=").partition("-")[0])

@@ -67,16 +67,18 @@ def fetch(repository: str, *, revision: str | None, offline: bool, weights: bool
         raise _unreachable(repository, error) from error
     except errors.HFValidationError as error:
         raise SourceError(f"{repository}: not a valid hub id: {error}") from error
-    except (errors.HfHubHTTPError, OSError, *_transport_errors()) as error:
+    except _transport_errors() as error:
         raise _unreachable(repository, error) from error
     path = Path(folder)
     return Fetched(path, path.name)
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """What the hub's library lets through of the one below it, which differs by its version."""
+    """The hub's own, and what it lets through of the library below, which differs by version."""
+    from huggingface_hub import errors
+
     below = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
-    return tuple(module.HTTPError for module in below)
+    return (errors.HfHubHTTPError, OSError, *(module.HTTPError for module in below))
 
 
 def _unreachable(repository: str, error: Exception) -> MissingResourceError:
