@@ -7,6 +7,7 @@ the engine cuts otherwise for reasons of its own, which `test_mtok_engine` count
 from __future__ import annotations
 
 import json
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -196,9 +197,23 @@ def test_tokens_out_of_reach_of_the_merges_are_noted(model: Path, tmp_path: Path
 
 
 def test_long_texts_of_sentencepiece_models_are_fast(model: Path, tmp_path: Path) -> None:
-    """Uncut, 60,000 characters take the engine minutes."""
-    text = "The quick brown fox jumps over the lazy dog.\n" * 1300
+    """Uncut, 120,000 characters take the engine a minute."""
+    text = "The quick brown fox jumps over the lazy dog.\n" * 2700
+    started = time.monotonic()
     _assert_equal(model, tmp_path, samples.sample("llama2"), [text])
+    assert time.monotonic() - started < 20
+
+
+def test_dialogues_of_a_model_that_prefixes_only_the_first_text(
+    model: Path, tmp_path: Path
+) -> None:
+    """With a template, what follows an added token is right; a bare text lacks the prefix."""
+    tokenizer = samples.sample("mistral")
+    texts = ["<s>[INST]Hello there[/INST]Well", "<s>[INST] Hello\n[/INST] a</s>", "Hello"]
+    engine, report = _engine(model, tmp_path, tokenizer, texts, chat_template="{{ messages }}")
+    right = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert engine.ids[:2] == right[:2] and engine.ids[2] != right[2]
+    assert any("before the first added token" in note for note in report.differences)
 
 
 DIALOGUES = [
