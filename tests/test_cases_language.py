@@ -82,7 +82,7 @@ def test_case_1_the_block_that_is_recorded_is_the_one_used(
     shape = {"hidden_size": hidden, "intermediate_size": inner, "tie_word_embeddings": True}
     original = tiny.write_checkpoint(model, **shape)
     made = convert(model, bundle, recipe=recipe)
-    schemes = {name: w["scheme"] for name, w in made.manifest.data["weights"].items()}
+    schemes = {w["tensor"]: w["scheme"] for w in made.manifest.data["weights"].values()}
     assert set(schemes.values()) == {stored}
     notes = [n for n in made.manifest.data["notes"] if "in place of" in n]
     assert bool(notes) == recipe.endswith("-fit")
@@ -140,7 +140,7 @@ def test_cases_2_and_3_unknown_architectures_are_named_before_weights_are_read(
 
 def test_case_3_no_model_type(tmp_path: Path) -> None:
     tiny.write_checkpoint(tmp_path, model_type=None)
-    refused(UnsupportedError, tmp_path, "model type None")
+    refused(SourceError, tmp_path, "config.json has no model_type")
 
 
 # ----------------------------------------------------------------------- 4: damage

@@ -30,7 +30,7 @@ from mnnsmith.mnn.config_files import (
     run_config,
 )
 from mnnsmith.mnn.graph_json import ENGINE_VERSION, Weights, graph_json
-from mnnsmith.mnn.mtok import write_mtok
+from mnnsmith.mnn.mtok import MtokReport, write_mtok
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.registry import build_language_model, require_supported
@@ -42,7 +42,7 @@ from mnnsmith.quant.recipe import (
     parse_recipe,
     parse_recipe_name,
 )
-from mnnsmith.sources.checkpoint import Checkpoint
+from mnnsmith.sources.checkpoint import Checkpoint, read_model_type
 from mnnsmith.sources.open import open_checkpoint
 from mnnsmith.version import __version__
 
@@ -91,7 +91,7 @@ def prepare(
     chosen = None if recipe is None else load_recipe(recipe)
     checkpoint = open_checkpoint(
         model, revision=revision, offline=offline,
-        accept=lambda config: require_supported(config.get("model_type"), str(model)),
+        accept=lambda config: require_supported(read_model_type(config, str(model)), str(model)),
     )  # fmt: skip
     if chosen is None:
         chosen = parse_recipe_name(KEEP if checkpoint.format == "gguf" else DEFAULT_RECIPE)
@@ -195,8 +195,9 @@ def _fill(
     checkpoint, plan = ready.checkpoint, ready.plan
     # First, because a tokenizer that cannot be expressed should not cost the time of the weights.
     report("tokenizer", 0, 1)
-    write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
+    tokenizer = write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
     (folder / TOKENIZER_JSON).write_text(checkpoint.tokenizer.tokenizer_json, encoding="utf-8")
+    report("tokenizer", 1, 1)
     write_weights(
         plan, checkpoint, folder / WEIGHT_FILE, threads=threads,
         progress=lambda done, total: report("weights", done, total),
@@ -204,9 +205,10 @@ def _fill(
     report("graph", 0, 1)
     _write_graph(folder, ready)
     _write_configs(folder, ready)
+    report("graph", 1, 1)
     report("proof", 0, 1)
     proof = prove_bundle(folder, ready.model, plan, checkpoint.tokenizer)
-    _write_manifest(folder, ready, hashes, proof)
+    _write_manifest(folder, ready, hashes, proof, tokenizer)
     report("proof", 1, 1)
 
 
@@ -230,7 +232,9 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             facts, ready.plan.embedding, tokenizer.chat_template,
             tokenizer.bos_token, tokenizer.eos_token,
         ),
-        "config.json": run_config(sampling_defaults(ready), blockwise=ready.plan.blockwise),
+        "config.json": run_config(
+            sampling_defaults(ready), blockwise=ready.plan.blockwise, fits_fp16=model.fits_fp16
+        ),
     }  # fmt: skip
     for name, data in files.items():
         text = json.dumps(data, indent=1, ensure_ascii=False)
@@ -269,7 +273,11 @@ def sampling_defaults(ready: Prepared) -> dict[str, Any]:
 
 
 def _write_manifest(
-    folder: Path, ready: Prepared, hashes: Mapping[Path, Future[str]], proof: Proof
+    folder: Path,
+    ready: Prepared,
+    hashes: Mapping[Path, Future[str]],
+    proof: Proof,
+    tokenizer: MtokReport,
 ) -> None:
     checkpoint, model, plan = ready.checkpoint, ready.model, ready.plan
     origin = checkpoint.origin
@@ -299,14 +307,19 @@ def _write_manifest(
         "generation": sampling_defaults(ready),
         "recipe": describe(ready.recipe),
         "weights": {
-            task.slot.tensor + (f"[{task.slot.first_row}:]" if task.slot.first_row else ""): {
+            task.name: {
+                "tensor": task.slot.tensor,
                 "scheme": task.scheme_name,
                 "source": task.tensor.dtype,
                 "carried": task.carried,
             }
             for task in plan.matrices
         },
-        "notes": [*ready.notes, *proof.notes],
+        "tokenizer": {
+            "rewritten": list(tokenizer.rewritten),
+            "engine_differences": list(tokenizer.differences),
+        },
+        "notes": [*ready.notes, *proof.notes, *_tokenizer_notes(tokenizer)],
         "proof": proof.data,
         "files": {
             name: {"sha256": sha256_of(folder / name), "bytes": (folder / name).stat().st_size}
@@ -318,3 +331,8 @@ def _write_manifest(
 def _file_name(path: str | Path) -> str:
     """The last part of a path as text; bytes that are no text become U+FFFD."""
     return os.fsencode(Path(path).name).decode("utf-8", "replace")
+
+
+def _tokenizer_notes(tokenizer: MtokReport) -> list[str]:
+    """What an app that tokenizes with the engine should know."""
+    return [f"the engine's own tokenizer differs: {text}" for text in tokenizer.differences]

@@ -29,8 +29,13 @@ from mnnsmith.sources.checkpoint import Checkpoint, Tensor
 
 @dataclass(frozen=True)
 class MatrixTask:
-    """One matrix to write. `carried`: the source's blocks are copied, not quantized anew."""
+    """One matrix to write.
 
+    name: the operator that uses it, or "embedding".  carried: the source's blocks are copied, not
+    quantized anew.  note: where the recipe's wish did not fit.
+    """
+
+    name: str
     slot: MatrixSlot
     tensor: Tensor
     record: MatrixRecord
@@ -108,9 +113,10 @@ def make_plan(model: LanguageModel, checkpoint: Checkpoint, recipe: Recipe) -> P
             elif isinstance(slot, Table):
                 planner.add_vector((node.name, part), slot, slot.values.nbytes)
     embedding = planner.add_embedding(model)
+    planner.check_rules()
     return Plan(
         tuple(planner.matrices), tuple(planner.vectors), planner.records, embedding,
-        planner.end, tuple(dict.fromkeys(planner.notes)),
+        planner.end, planner.all_notes(),
     )  # fmt: skip
 
 
@@ -132,7 +138,8 @@ class _Planner:
         self.matrices: list[MatrixTask] = []
         self.vectors: list[VectorTask] = []
         self.records: dict[tuple[str, str], Record] = {}
-        self.notes: list[str] = []
+        self._notes: list[str] = []
+        self._used: set[int] = set()
         self.end = 0
         if recipe.keep and checkpoint.format != "gguf":
             raise RecipeError(
@@ -157,10 +164,8 @@ class _Planner:
         record = matrix_record(self.end, slot.rows, slot.cols, encoding, bias is not None)
         self.end = record.end
         self.records[key] = record
-        task = MatrixTask(slot, tensor, record, bias, carried, note)
+        task = MatrixTask(key[0], slot, tensor, record, bias, carried, note)
         self.matrices.append(task)
-        if note is not None:
-            self.notes.append(f"{slot.tensor}: {note}")
         return task
 
     def add_embedding(self, model: LanguageModel) -> MatrixRecord:
@@ -171,7 +176,27 @@ class _Planner:
             head = next(t for t in self.matrices if t.slot.role is Role.HEAD)
             if head.record.encoding == encoding:
                 return head.record
+            self._notes.append(
+                f"the embedding is stored a second time, as {scheme_of(encoding).name}: the recipe "
+                f"gives the head, which is the same tensor, {head.scheme_name}"
+            )
         return self.add_matrix(("embedding", "weight"), slot, None).record
+
+    def check_rules(self) -> None:
+        """A rule that matches nothing is a mistake that would go unseen."""
+        unused = sorted(set(range(len(self._recipe.rules))) - self._used)
+        if unused:
+            rule = self._recipe.rules[unused[0]]
+            raise RecipeError(
+                f"Recipe {self._recipe.name}: rule {unused[0]} ({rule.describe()}) decides about "
+                f"no weight of {self._checkpoint.origin}.",
+                "It names nothing in this model, or an earlier rule takes all that it names.",
+            )
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Notes of the matrices, equal ones counted, and of the whole."""
+        counted = Counter(task.note for task in self.matrices if task.note is not None)
+        return (*(f"{n} x {note}" for note, n in counted.items()), *self._notes)
 
     def _tensor(self, slot: MatrixSlot) -> Tensor:
         tensor = self._checkpoint.tensors.get(slot.tensor)
@@ -185,6 +210,8 @@ class _Planner:
             return self._kept(slot, tensor)
         target = Target(slot.tensor, slot.role.value, slot.layer, slot.rows, slot.cols)
         choice = self._recipe.choose(target)
+        if choice.rule is not None:
+            self._used.add(choice.rule)
         return _encoding(choice.scheme, slot.cols), False, choice.note
 
     def _kept(self, slot: MatrixSlot, tensor: Tensor) -> tuple[Encoding, bool, str | None]:

@@ -65,11 +65,14 @@ def llm_config(
     return config
 
 
-def run_config(generation: Mapping[str, Any], *, blockwise: bool) -> dict[str, Any]:
+def run_config(
+    generation: Mapping[str, Any], *, blockwise: bool, fits_fp16: bool
+) -> dict[str, Any]:
     """The device's part: files, threads, precision, sampling.
 
     generation: sampling defaults (`temperature`, `top_k`, `top_p`, `repetition_penalty`) of the
-    model's authors.  blockwise: every integer weight has scales per block.
+    model's authors.  blockwise: every integer weight has scales per block.  fits_fp16: the model's
+    activations stay within the range of fp16, in which ARM computes at precision "low".
     """
     config: dict[str, Any] = {
         "llm_model": MODEL_FILE,
@@ -77,7 +80,7 @@ def run_config(generation: Mapping[str, Any], *, blockwise: bool) -> dict[str, A
         "tokenizer_file": TOKENIZER_FILE,
         "backend_type": "cpu",
         "thread_num": _THREADS,
-        "precision": "low",
+        "precision": "low" if fits_fp16 else "normal",
         "memory": "low",
         "dynamic_option": _DYNAMIC_PER_BLOCK if blockwise else 0,
         "reuse_kv": True,

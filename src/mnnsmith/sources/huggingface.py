@@ -21,7 +21,13 @@ _CONFIG_LIMIT_BYTES = 4 << 20
 _MAX_SHARDS = 4096
 
 
-def open_folder(folder: Path, origin: str | None = None, revision: str | None = None) -> Checkpoint:
+def open_folder(
+    folder: Path,
+    origin: str | None = None,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+) -> Checkpoint:
     """Open a folder as `transformers` saves it; no weight is read.
 
     Raises `SourceError` for anything missing, damaged or contradictory, `UnsupportedError` for
@@ -35,7 +41,7 @@ def open_folder(folder: Path, origin: str | None = None, revision: str | None = 
         read_json_object(generation_path, _CONFIG_LIMIT_BYTES) if generation_path.is_file() else {}
     )
     tokenizer, tokenizer_files = _tokenizer(folder, config, generation)
-    tensors, weight_files = open_weights(folder)
+    tensors, weight_files = open_weights(folder) if weights else ({}, [])
     quantization = config.get("quantization_config")
     if quantization is not None and not isinstance(quantization, Mapping):
         raise SourceError(f"{config_path}: quantization_config must be an object.")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import SourceError, UnsupportedError
-from mnnsmith.files import is_lfs_pointer, parse_json, pread_exact
+from mnnsmith.files import is_lfs_pointer, lfs_error, parse_json, pread_exact
 from mnnsmith.sources.checkpoint import F32, BlockFormat, QuantizedRows
 
 # The limit of the reference implementation.
@@ -126,8 +126,6 @@ def _read_header(file: OpenFile, size: int) -> tuple[dict[str, Any], int]:
     where = str(file.path)
     head = bytes(pread_exact(file.fd, min(size, 64), 0, where))
     if is_lfs_pointer(head):
-        from mnnsmith.files import lfs_error
-
         raise lfs_error(file.path)
     if size < 8:
         raise SourceError(f"{where}: {size} bytes are too few for a safetensors file.")

@@ -117,7 +117,7 @@ def _shown_bytes(added: Sequence[Added], spec: vocabulary.BpeSpec, notes: Notes)
     """
     characters = vocabulary.byte_characters()
     values = {char: value for value, char in characters.items()}
-    taken = {token for pair in spec.merges for token in (*pair, "".join(pair))} | set(spec.vocab)
+    merged = {token for pair in spec.merges for token in (*pair, "".join(pair))}
     shown = {}
     for entry in added:
         text = entry.token.content
@@ -129,7 +129,7 @@ def _shown_bytes(added: Sequence[Added], spec: vocabulary.BpeSpec, notes: Notes)
         spelled = "".join(characters[value] for value in right)
         if engine == right:
             continue
-        if text in taken or spelled in taken:
+        if text in merged or len(text) == 1 or spelled in spec.vocab:
             notes.differs(f"the added token {text!r} is shown as other characters")
         else:
             shown[entry.token.id] = spelled
