@@ -109,6 +109,23 @@ def test_a_merge_given_twice_has_its_last_rank(tmp_path: Path) -> None:
     assert isinstance(model, form.Bpe) and sorted(r for _, _, r in model.merges) == [1, 2]
 
 
+def test_added_tokens_are_spelled_so_that_they_are_shown_right(tmp_path: Path) -> None:
+    """The engine shows U+2581 as a space, and é as a byte; what is part of a merge must stay."""
+    spec = byte_level_spec()
+    spec["model"]["vocab"]["<｜a▁b｜>"] = 259
+    spec["added_tokens"][1] |= {"id": 259, "content": "<｜a▁b｜>"}
+    for number, content in ((260, "x é"), (261, "日本"), (262, "the")):
+        spec["added_tokens"].append({**spec["added_tokens"][1], "id": number, "content": content})
+    spec["added_tokens"][-1]["id"] = 257
+    report = write(spec, tmp_path / "t")
+    texts = {row[1]: row[0].decode() for row in read_mtok(tmp_path / "t").model.vocab}
+    characters = byte_characters()
+    assert texts[259] == "".join(characters[b] for b in "<｜a▁b｜>".encode())
+    assert texts[260] == "".join(characters[b] for b in "x é".encode())
+    assert (texts[261], texts[257]) == ("日本", "the")
+    assert report.differences == ()
+
+
 def test_control_characters_live_through_a_table() -> None:
     """What the engine does with the steps, in a few lines, against the mapping itself."""
     mapping = {"é": "e", "\u200d": "", "\x05": "V"}
