@@ -28,7 +28,7 @@ def build(tokenizer: TokenizerFiles, notes: Notes) -> form.Mtok:
     root = read_json(tokenizer.tokenizer_json)
     model = root.need_child("model")
     decoder = decoders.translate(root.child("decoder"), root, notes)
-    chat = tokenizer.chat_template is not None
+    chat = bool(tokenizer.chat_template)
     steps, ahead = normalizers.translate(root.child("normalizer"), notes)
     pre_node = root.child("pre_tokenizer")
     parts = pretokenizers.translate(pre_node, chat, notes)
@@ -45,7 +45,7 @@ def build(tokenizer: TokenizerFiles, notes: Notes) -> form.Mtok:
     _note_added(root, added, notes)
     prefix = plan_prefix(
         read_prefix(root.child("post_processor")),
-        tokenizer.chat_template,
+        tokenizer.chat_template or None,
         tokenizer.bos_token,
         notes,
     )
