@@ -44,7 +44,7 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
         taken[slot.tensor].append((slot.first_row, slot.first_row + rows))
     for name, spans in taken.items():
         problems += _span_problems(name, spans, checkpoint.tensors[name])
-    unused = sorted(set(checkpoint.tensors) - set(taken))
+    unused = sorted(set(checkpoint.tensors) - {slot.tensor for slot in _slots(model)})
     ignored, notes = _ignored(model, checkpoint, unused)
     problems += [f"{name} is not used" for name in unused if name not in ignored]
     if problems:
