@@ -58,6 +58,16 @@ def test_a_late_duplicate_among_many_keys_is_found_soon() -> None:
     assert time.process_time() - start < 2
 
 
+@pytest.mark.parametrize("item", ["[]", "{}", "0", '"ab"', '[""]'])
+def test_json_of_very_many_values_is_refused_soon(item: str) -> None:
+    """As nested lists, 60 MB of it would take two gigabytes and a quarter of a minute."""
+    text = "[" + f"{item}," * (2_100_000 if item[0] in "[{" else 8_100_000) + "0]"
+    start = time.process_time()
+    with pytest.raises(SourceError, match="holds more lists, objects or values"):
+        parse_json(text, "here")
+    assert time.process_time() - start < 1
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"ab\xff")
     os.mkfifo(tmp_path / "pipe")

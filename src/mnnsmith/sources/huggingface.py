@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.errors import SourceError, UnsupportedError
-from mnnsmith.files import is_file, parse_json, read_json_object, read_text
+from mnnsmith.files import (
+    check_json_bounds,
+    is_file,
+    parse_json,
+    read_json_object,
+    read_text,
+)
 from mnnsmith.sources.chat_template import read_chat_template, read_special_tokens
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, TokenizerFiles
 from mnnsmith.sources.fp8 import join_scales
@@ -153,6 +159,7 @@ def _tokenizer(
         "chat_template.json",
     )  # fmt: skip
     text = read_text(path)
+    check_json_bounds(text, str(path))
     files = [path, *(folder / n for n in names if (folder / n).is_file())]
     return TokenizerFiles(
         tokenizer_json=text,
