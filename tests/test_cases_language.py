@@ -504,3 +504,34 @@ def test_case_14_an_adapter_is_to_be_merged_first(tmp_path: Path) -> None:
         UnsupportedError, tmp_path, tmp_path, "adapter (LoRA)", "'org/base'", "Merge it first",
         "merge_and_unload",
     )  # fmt: skip
+
+
+# ----------------------------------------------------------------------- any shape
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("seed", range(24))
+def test_odd_shapes(seed: int, tmp_path: Path) -> None:
+    """Widths, heads and vocabularies that no vector unit likes."""
+    random = np.random.default_rng(seed)
+
+    def pick(*choices: object) -> object:
+        return choices[random.integers(len(choices))]
+
+    recipe = pick("fp16", "fp32", "w8", "w4g32", "w8g32-sym", "w4-sym", "w4g32-head8")
+    heads, kv_heads = pick((1, 1), (2, 1), (3, 3), (3, 1), (4, 2), (6, 3))
+    step = 1 if "fp" in recipe else 32 if "g32" in recipe else 8
+    head_dim = pick(2, 4, 6, 10, 34) if step == 1 else step * pick(1, 2)
+    shape = {
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "hidden_size": heads * head_dim, "intermediate_size": step * pick(1, 3, 5, 11),
+        "vocab_size": pick(260, 261, 263, 1000), "num_hidden_layers": pick(1, 2, 3),
+        "max_position_embeddings": pick(16, 20, 5000), "tie_word_embeddings": pick(True, False),
+    }  # fmt: skip
+    model, bundle = tmp_path / "model", tmp_path / "bundle"
+    tiny.write_checkpoint(model, seed=seed, **shape)
+    convert(model, bundle, recipe=recipe)
+    tensors = decoded(bundle, model, recipe)
+    head = weight_oracle.matrices(bundle)["lm_head"]
+    assert_runs_as(bundle, tiny.logits(tiny.make_config(**shape), tensors, IDS, head))
