@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from mnnsmith.bundle import staging
-from mnnsmith.bundle.staging import staged_folder
+from mnnsmith.bundle.manifest import write_manifest
+from mnnsmith.bundle.staging import check_target, staged_folder
 from mnnsmith.errors import MissingResourceError, UsageError
 
 # Kills itself at the moment that the first argument names.
@@ -183,3 +184,17 @@ def test_an_error_of_the_last_step(target: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingResourceError, match="No space left"):
         stage(target, "new")
     assert content(target) == "old" and os.listdir(target.parent) == ["bundle"]
+
+
+def test_force_refuses_to_delete_what_a_user_put_into_a_bundle(tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    target.mkdir()
+    manifest = {"model": {"max_context": 8, "vocab_size": 9, "layers": 1, "model_type": "llama",
+                          "stop_ids": []},
+                "recipe": {"name": "fp16"}, "generation": {}, "source": {}, "files": {}}  # fmt: skip
+    write_manifest(target, manifest)
+    check_target(target, replace=True)
+    (target / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt"):
+        check_target(target, replace=True)
+    assert (target / "notes.txt").read_text() == "mine"

@@ -319,7 +319,7 @@ def _write_manifest(
             "rewritten": list(tokenizer.rewritten),
             "engine_differences": list(tokenizer.differences),
         },
-        "notes": [*ready.notes, *proof.notes, *_tokenizer_notes(tokenizer)],
+        "notes": [*ready.notes, *proof.notes, *_tokenizer_notes(tokenizer, model.head.rows)],
         "proof": proof.data,
         "files": {
             name: {"sha256": sha256_of(folder / name), "bytes": (folder / name).stat().st_size}
@@ -333,6 +333,12 @@ def _file_name(path: str | Path) -> str:
     return os.fsencode(Path(path).name).decode("utf-8", "replace")
 
 
-def _tokenizer_notes(tokenizer: MtokReport) -> list[str]:
-    """What an app that tokenizes with the engine should know."""
-    return [f"the engine's own tokenizer differs: {text}" for text in tokenizer.differences]
+def _tokenizer_notes(tokenizer: MtokReport, rows: int) -> list[str]:
+    """What an app that tokenizes with the engine should know; `rows` are those of the embedding."""
+    notes = [f"the engine's own tokenizer differs: {text}" for text in tokenizer.differences]
+    if tokenizer.vocab_size > rows:
+        notes.append(
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model {rows} embeddings: ids from "
+            f"{rows} on must not be fed"
+        )
+    return notes
