@@ -38,7 +38,7 @@ def main() -> None:
     for size in chosen.sizes:
         folder = chosen.work / f"synthetic-{size}b"
         note(f"making {folder.name}")
-        # In a process of its own: the memory of this one would count as a floor of what it measures.
+        # In a process of its own, whose memory is no floor of what is measured.
         script = BENCH / "make_synthetic.py"
         subprocess.run(
             [sys.executable, script, "--work", chosen.work, "--size", size],

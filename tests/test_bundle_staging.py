@@ -191,7 +191,8 @@ def test_force_refuses_to_delete_what_a_user_put_into_a_bundle(tmp_path: Path) -
     target.mkdir()
     manifest = {"model": {"max_context": 8, "vocab_size": 9, "layers": 1, "model_type": "llama",
                           "stop_ids": []},
-                "recipe": {"name": "fp16"}, "generation": {}, "source": {}, "files": {}}  # fmt: skip
+                "recipe": {"name": "fp16"}, "generation": {}, "source": {}, "files": {},
+                }  # fmt: skip
     write_manifest(target, manifest)
     check_target(target, replace=True)
     (target / "notes.txt").write_text("mine")
