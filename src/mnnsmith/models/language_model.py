@@ -25,6 +25,7 @@ class LanguageModel:
     attention: heads, widths and scale, for the engine's configuration and the KV cache's size.
     max_context: the longest context for which the graph is exact, in tokens.
     sliding_window: its width in tokens, None if every layer sees everything.
+    mixture: whether it has experts, of which each token uses a few.
     notes: what the user should know ("context limited to 4096: ...").
     """
 
@@ -36,6 +37,7 @@ class LanguageModel:
     attention: AttentionShape
     max_context: int
     sliding_window: int | None = None
+    mixture: bool = False
     ignored: tuple[IgnoredTensors, ...] = ()
     notes: tuple[str, ...] = ()
 

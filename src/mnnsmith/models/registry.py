@@ -14,7 +14,10 @@ from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
 
 # Modules of the room that are no architecture.
-_SHARED = {"config", "context", "language_model", "layers", "registry", "rope"}
+_SHARED = {
+    "config", "context", "decoder", "deepseek", "language_model", "layers", "mla", "moe",
+    "registry", "rope", "sparse",
+}  # fmt: skip
 
 
 def supported_model_types() -> tuple[str, ...]:

@@ -217,7 +217,7 @@ def rope_tables(
     low_angles = (low_positions[:, None] * rope.inverse).astype(np.float64)
     high_positions = np.arange(-(-max_context // _LOW_POSITIONS)) * float(_LOW_POSITIONS)
     high_angles = high_positions[:, None] * rope.inverse.astype(np.float64)
-    step = g.integers([_LOW_POSITIONS], scalar=True)
+    step = g.integers([_LOW_POSITIONS], ())
     high = g.binary("divide", positions, step, f"{name}/high")
     low = g.binary(
         "subtract", positions, g.binary("multiply", high, step, f"{name}/base"), f"{name}/low"

@@ -10,6 +10,7 @@ from mnnsmith.errors import SourceError, UnsupportedError
 from mnnsmith.files import is_file, parse_json, read_json_object, read_text
 from mnnsmith.sources.chat_template import read_chat_template, read_special_tokens
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, TokenizerFiles
+from mnnsmith.sources.experts import split_experts
 from mnnsmith.sources.fp8 import join_scales
 from mnnsmith.sources.safetensors import open_safetensors
 
@@ -46,7 +47,7 @@ def open_folder(folder: Path, origin: str | None = None, revision: str | None = 
         origin=origin,
         format="safetensors",
         config=config,
-        tensors=join_scales(tensors, quantization, origin),
+        tensors=split_experts(join_scales(tensors, quantization, origin), origin),
         tokenizer=tokenizer,
         files=tuple(sorted(files)),
         generation=generation,
