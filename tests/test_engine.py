@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from mnnsmith.engine import Engine, SamplingOptions
+from mnnsmith.engine import Engine, SamplingOptions, client
 from mnnsmith.errors import ContextLengthError, EngineError, UsageError
 from tiny_bundle import VOCAB, TinyLlama, make_model, write_bundle
 
@@ -337,15 +338,78 @@ def test_settings(tiny_bundle: Tiny) -> None:
 
 
 @pytest.mark.parametrize("option", ["use_mmap", "kvcache_mmap"])
-def test_mapped_files_lie_in_the_engines_own_folder(tiny_bundle: Tiny, option: str) -> None:
+def test_mapped_files_lie_in_the_engines_own_folder(
+    tiny_bundle: Tiny, tmp_path: Path, option: str
+) -> None:
     ids = prompt(200)
     with Engine(tiny_bundle[0]) as plain:
         expected = greedy(plain, ids, 5)
-    names = sorted(path.name for path in tiny_bundle[0].iterdir())
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle[0], folder)
+    names = sorted(path.name for path in folder.iterdir())
     for _ in range(2):
-        with Engine(tiny_bundle[0], config={option: True}) as engine:
+        with Engine(folder, config={option: True}) as engine:
             assert greedy(engine, ids, 5) == expected
-    assert sorted(path.name for path in tiny_bundle[0].iterdir()) == names
+    config("config.json", **{option: True, "tmp_path": str(tmp_path)})(folder)
+    with Engine(folder) as engine:
+        assert greedy(engine, ids, 5) == expected
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"chunk": 7}, {"chunk_limits": [16, 1]}, {"speculative_type": "lookahead"}]
+)
+def test_settings_that_would_change_what_logits_come_back(
+    tiny_bundle: Tiny, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    ids = prompt(40)
+    shutil.copytree(tiny_bundle[0], tmp_path / "bundle")
+    config("config.json", **settings)(tmp_path / "bundle")
+    expected = tiny_bundle[1].logits([*ids, 3, 4, 5])
+    for options in ({}, {"config": settings}):
+        with Engine(tmp_path / "bundle", **options) as engine:
+            found = engine.forward(ids, all_positions=True)
+            last = [engine.forward([token]) for token in (3, 4, 5)]
+        found = np.concatenate([found, last])
+        assert np.abs(found - expected).max() < 1e-3 * expected.std()
+
+
+def test_the_runner_works_alone(tiny_bundle: Tiny, tmp_path: Path) -> None:
+    """One file, no package around it: as it runs on another machine."""
+    copy = tmp_path / "somewhere" / "runner.py"
+    copy.parent.mkdir()
+    shutil.copy(client.RUNNER, copy)
+    hide = "import sys; sys.modules['mnnsmith'] = None; import runpy; sys.argv = sys.argv[1:]; "
+    start = [sys.executable, "-c", hide + "runpy.run_path(sys.argv[0], run_name='__main__')"]
+    runner = client.Runner([*start, str(copy)])
+    hello, _ = runner.call("hello", silence_s=60)
+    assert hello["mnn"] == version("MNN")
+    loaded, _ = runner.call(
+        "load", silence_s=60, bundle=str(tiny_bundle[0]), config={}, piece_tokens=256
+    )
+    assert loaded["vocab_size"] == VOCAB
+    ids = np.array(prompt(5), dtype=np.int32)
+    _, arrays = runner.call("forward", {"ids": ids}, silence_s=60, all_positions=False)
+    expected = tiny_bundle[1].logits(prompt(5))
+    assert np.abs(arrays["logits"] - expected[-1]).max() < 1e-3 * expected.std()
+    runner.close()
+
+
+def test_a_fork_does_not_end_the_child(tiny_bundle: Tiny) -> None:
+    code = """
+import gc, os, sys
+from mnnsmith.engine import Engine
+engine = Engine(sys.argv[1])
+if os.fork() == 0:
+    del engine
+    gc.collect()
+    os._exit(0)
+os.wait()
+engine.forward([1])
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tiny_bundle[0])]
+    assert subprocess.run(command, timeout=60).returncode == 0
 
 
 def test_nothing_is_printed_or_left(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text_samples import byte_level_json, sentencepiece_json
+from tests.text_samples import byte_level_json, metaspace_json, opened, sentencepiece_json
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordPiece
 
 from mnnsmith.text.stream import Detokenizer, StopStrings
 from mnnsmith.text.tokenizer import TextTokenizer
 
-KINDS = {"byte_level": byte_level_json, "sentencepiece": sentencepiece_json}
+KINDS = {
+    "byte_level": byte_level_json,
+    "sentencepiece": sentencepiece_json,
+    "metaspace": metaspace_json,
+}
 
 
 def stream(tokenizer: TextTokenizer, ids: list[int], skip_special: bool = True) -> list[str]:
@@ -24,7 +28,7 @@ def stream(tokenizer: TextTokenizer, ids: list[int], skip_special: bool = True) 
 @given(text=st.text(), more=st.text(), skip=st.booleans())
 def test_pieces_joined_are_the_text(text: str, more: str, skip: bool) -> None:
     for make in KINDS.values():
-        tokenizer = TextTokenizer(make())
+        tokenizer = opened(make())
         end = tokenizer.id("<|im_end|>")
         assert end is not None
         ids = [*tokenizer.encode(text), end, *tokenizer.encode(more)]
@@ -36,7 +40,7 @@ def test_pieces_joined_are_the_text(text: str, more: str, skip: bool) -> None:
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_any_ids_of_a_byte_level_tokenizer(data: st.DataObject) -> None:
-    tokenizer = TextTokenizer(byte_level_json())
+    tokenizer = opened(byte_level_json())
     any_id = st.integers(0, tokenizer.vocab_size + 3)
     ids = data.draw(st.lists(any_id, max_size=30))
     # Bytes that are no UTF-8 become U+FFFD at the same places as in the library.
@@ -46,7 +50,7 @@ def test_any_ids_of_a_byte_level_tokenizer(data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_any_ids_of_a_byte_fallback_tokenizer(data: st.DataObject) -> None:
-    tokenizer = TextTokenizer(sentencepiece_json())
+    tokenizer = opened(sentencepiece_json())
     byte_of = tokenizer.byte_ids
     others = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in byte_of]
     ids = data.draw(st.lists(st.sampled_from(others) | st.sampled_from([*byte_of]), max_size=30))
@@ -62,7 +66,7 @@ def test_any_ids_of_a_byte_fallback_tokenizer(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_emoji_of_several_tokens_comes_whole(kind: str) -> None:
-    tokenizer = TextTokenizer(KINDS[kind]())
+    tokenizer = opened(KINDS[kind]())
     text = "Hi 🤷🏽 👩‍👩‍👧 東"
     ids = tokenizer.encode(text)
     pieces = stream(tokenizer, ids)
@@ -73,20 +77,20 @@ def test_an_emoji_of_several_tokens_comes_whole(kind: str) -> None:
 
 def test_a_character_cut_short_becomes_the_replacement() -> None:
     for make in KINDS.values():
-        tokenizer = TextTokenizer(make())
+        tokenizer = opened(make())
         ids = tokenizer.encode("a東")[:-1]
         assert stream(tokenizer, ids)[-1] == "\ufffd"
         assert "".join(stream(tokenizer, ids)).rstrip("\ufffd") == "a"
 
 
 def test_a_valid_character_before_a_cut_one_is_kept() -> None:
-    tokenizer = TextTokenizer(sentencepiece_json())
+    tokenizer = opened(sentencepiece_json())
     ids = tokenizer.encode("a東東")[:-1]
     assert "".join(stream(tokenizer, ids)) == "a東\ufffd"
 
 
 def test_kept_special_tokens() -> None:
-    tokenizer = TextTokenizer(byte_level_json())
+    tokenizer = opened(byte_level_json())
     start, end = tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>")
     assert start is not None and end is not None
     detokenizer = Detokenizer(tokenizer, keep=[start])

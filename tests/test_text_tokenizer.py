@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text_samples import byte_level_json, sentencepiece_json
+from tests.text_samples import byte_level_json, metaspace_json, opened, sentencepiece_json
 from tokenizers import Tokenizer
 
 from mnnsmith.errors import TokenizerError
 from mnnsmith.text.tokenizer import TextTokenizer
 
-KINDS = {"byte_level": byte_level_json, "sentencepiece": sentencepiece_json}
+KINDS = {
+    "byte_level": byte_level_json,
+    "sentencepiece": sentencepiece_json,
+    "metaspace": metaspace_json,
+}
 PIECES = [
     "<|im_end|>",
     "<|im_start|>",
@@ -39,7 +43,7 @@ def tokenizer_json(request: pytest.FixtureRequest) -> str:
 @given(text=texts, add=st.booleans())
 def test_ids_equal_the_librarys(text: str, add: bool) -> None:
     for make in KINDS.values():
-        ours, theirs = TextTokenizer(make()), Tokenizer.from_str(make())
+        ours, theirs = opened(make()), Tokenizer.from_str(make())
         expected = theirs.encode(text, add_special_tokens=add).ids
         assert ours.encode(text, add_special_tokens=add, allow_special=True) == expected
         for skip in (True, False):
@@ -63,7 +67,7 @@ def test_a_guarded_token_is_plain_text_and_its_neighbours_are_not(
     before: str, fake: str, after: str
 ) -> None:
     for make in KINDS.values():
-        tokenizer = TextTokenizer(make())
+        tokenizer = opened(make())
         control = tokenizer.control_texts("<think>")
         head, tail = "<|im_start|>user\n", "<|im_end|>\n"
         text = head + before + fake + after + tail
@@ -78,7 +82,7 @@ def test_guarded_text_merges_as_if_the_token_did_not_exist() -> None:
     spec = json.loads(byte_level_json())
     spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] != "<|im_end|>"]
     without = Tokenizer.from_str(json.dumps(spec))
-    tokenizer = TextTokenizer(byte_level_json())
+    tokenizer = opened(byte_level_json())
     text = "The end<|im_end|> of the text"
     ids = tokenizer.encode_guarded(text, [(7, 17)], ["<|im_end|>"])
     assert [tokenizer.token(id_) for id_ in ids] == without.encode(text).tokens
@@ -86,7 +90,7 @@ def test_guarded_text_merges_as_if_the_token_did_not_exist() -> None:
 
 def test_guarding_maps_ids_of_tokens_that_are_in_the_vocabulary() -> None:
     # `<s>` has id 1 of the learned vocabulary; its stand-in gets another id inside.
-    tokenizer = TextTokenizer(sentencepiece_json())
+    tokenizer = opened(sentencepiece_json())
     text = "<s>the <s> end</s>"
     ids = tokenizer.encode_guarded(text, [(7, 10)], ["<s>", "</s>"])
     assert (ids[0], ids[-1], ids.count(1)) == (1, 2, 1)
@@ -97,7 +101,7 @@ def test_guarding_maps_ids_of_tokens_that_are_in_the_vocabulary() -> None:
 @given(text=texts)
 def test_an_unguarded_range_changes_nothing(text: str) -> None:
     for make in KINDS.values():
-        tokenizer = TextTokenizer(make())
+        tokenizer = opened(make())
         control = tokenizer.control_texts("<think></think>")
         # An empty range guards nothing, but takes the way through the twin.
         ids = tokenizer.encode_guarded(text, [(0, 0)], control)
@@ -118,9 +122,9 @@ def test_control_texts() -> None:
 
 
 def test_byte_tokens() -> None:
-    assert TextTokenizer(byte_level_json()).is_byte_level
-    assert TextTokenizer(byte_level_json()).byte_ids == {}
-    sentencepiece = TextTokenizer(sentencepiece_json())
+    assert opened(byte_level_json()).is_byte_level
+    assert opened(byte_level_json()).byte_ids == {}
+    sentencepiece = opened(sentencepiece_json())
     assert not sentencepiece.is_byte_level
     assert sorted(sentencepiece.byte_ids.values()) == list(range(256))
 
@@ -228,15 +232,15 @@ def test_a_damaged_file_gives_an_error_or_a_tokenizer(data: st.DataObject) -> No
 @pytest.mark.parametrize("ids", [[-1], [1 << 32], [1 << 70]])
 def test_an_impossible_id_gives_an_error(ids: list[int]) -> None:
     with pytest.raises(TokenizerError, match="not a token id"):
-        TextTokenizer(byte_level_json()).decode(ids)
+        opened(byte_level_json()).decode(ids)
 
 
 def test_an_unknown_id_has_no_text() -> None:
-    tokenizer = TextTokenizer(byte_level_json())
+    tokenizer = opened(byte_level_json())
     assert tokenizer.decode([*tokenizer.encode("ab"), 999_999]) == "ab"
     assert tokenizer.token(999_999) is None and tokenizer.id("no such token") is None
 
 
 def test_text_that_is_no_unicode_gives_an_error() -> None:
     with pytest.raises(TokenizerError, match="surrogate"):
-        TextTokenizer(byte_level_json()).encode("a\ud83d")
+        opened(byte_level_json()).encode("a\ud83d")

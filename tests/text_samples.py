@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
+
+from mnnsmith.text.tokenizer import TextTokenizer
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -51,6 +53,10 @@ DIALOGUES: dict[str, list[dict[str, Any]]] = {
     ],
 }
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"q": "text"}}}]
+
+
+# For tests that use a tokenizer a hundred times; it has no state that shows.
+opened = cache(TextTokenizer)
 
 
 def template_source(name: str) -> str:
@@ -101,5 +107,37 @@ def sentencepiece_json() -> str:
         ]
     )
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    # Phi-3's control tokens take the white space after them.
+    tokenizer.add_special_tokens(["<|im_start|>", AddedToken("<|im_end|>", rstrip=True)])
+    return tokenizer.to_str()
+
+
+@cache
+def metaspace_json() -> str:
+    """T5 / XLM style: Unigram behind Metaspace, with a space before the first word only."""
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = [
+        "▁the",
+        "▁capital",
+        "▁of",
+        "▁France",
+        "▁",
+        "s",
+        "the",
+        "cap",
+        "it",
+        "al",
+        "<",
+        ">",
+        "|",
+    ]
+    letters = [chr(code) for code in range(33, 127)]
+    names = dict.fromkeys(["<unk>", "<s>", "</s>", *pieces, *words, *letters])
+    vocab = [(name, -1.0 - len(name) ** -1) for name in names]
+    tokenizer = Tokenizer(Unigram(vocab, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
     return tokenizer.to_str()

@@ -11,6 +11,7 @@ of a new prompt only what differs from the tokens already there is computed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from mnnsmith.text.reasoning import ReasoningSplitter, TextPiece
 from mnnsmith.text.stream import Detokenizer, StopStrings
 from mnnsmith.text.template import ChatTemplate, Message
 from mnnsmith.text.tokenizer import TextTokenizer
+
+_log = logging.getLogger(__name__)
 
 THINK = ("<think>", "</think>")
 
@@ -187,6 +190,12 @@ class Reply(Iterator[TextPiece]):
         rest = self._stops.push(self._detokenizer.flush()) + self._stops.flush()
         yield from self._splitter.push(rest)
         yield from self._splitter.flush()
+        answer = self.answer
+        _log.info(
+            "%d prompt tokens (%d reused, %.0f/s), %d answer tokens (%.1f/s), ended by %s",
+            *(answer.prompt_tokens, answer.reused_tokens, answer.prompt_tokens_per_s),
+            *(len(answer.token_ids), answer.tokens_per_s, answer.finish_reason),
+        )
 
 
 def _keep_common(engine: LanguageModel, ids: Sequence[int]) -> int:
@@ -392,6 +401,7 @@ def open_session(
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(bundle)
     if options is None:
         options = AnswerOptions(sampling=SamplingOptions(**sampling_defaults(opened)))
+    began = time.monotonic()
     with ThreadPoolExecutor(max_workers=1) as background:
         # The engine loads in a process of its own; meanwhile the tokenizer is read here.
         text = background.submit(_open_text, opened)
@@ -401,6 +411,7 @@ def open_session(
         except BaseException:
             engine.close()
             raise
+    _log.info("loaded %s in %.2f s", opened.path, time.monotonic() - began)
     return ChatSession(
         engine,
         tokenizer,

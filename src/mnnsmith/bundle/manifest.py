@@ -13,6 +13,7 @@ from mnnsmith.files import read_json_object
 
 MANIFEST = "mnnsmith.json"
 FORMAT = 1
+_LARGEST_SETTING = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ def read_manifest(folder: Path) -> Manifest:
         if not isinstance(data.get(key), dict):
             raise BundleError(f"{path}: {key} is missing or no object.", "Convert the model again.")
     _check_model(path, data["model"])
+    for key, value in data["generation"].items():
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST_SETTING:
+            raise BundleError(f"{path}: generation.{key} must be a number, not {value!r:.60}.")
     if not isinstance(data["recipe"].get("name"), str):
         raise BundleError(f"{path}: recipe.name is missing.")
     return Manifest(data, {name: _file(path, name, v) for name, v in data["files"].items()})

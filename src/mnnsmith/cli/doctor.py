@@ -7,7 +7,6 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +18,6 @@ from mnnsmith.cli.console import Style, format_bytes, note, say, say_json, table
 from mnnsmith.errors import EngineError, MnnsmithError
 from mnnsmith.version import __version__
 
-# What the engine's kernels make use of, by the names of /proc/cpuinfo.
-_X86_FEATURES = ("sse4_1", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16")
-_ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve2", "sme2")
 _LOW_DISK_BYTES = 2 << 30
 _DEVELOPER_EXTRAS = ("dev",)
 
@@ -110,45 +106,29 @@ def _extras(
 
 
 def _processor(findings: list[Finding]) -> dict[str, Any]:
-    flags = _cpu_flags()
-    known = _ARM_FEATURES if platform.machine() in ("aarch64", "arm64") else _X86_FEATURES
-    if flags and platform.machine() == "x86_64" and "avx2" not in flags:
+    from mnnsmith.engine.selftest import cpu_features, usable_processors
+
+    features = cpu_features()
+    if features and platform.machine() == "x86_64" and "avx2" not in features:
         findings.append(
             Finding("The processor has no AVX2: models run many times slower.", "Use another one.")
         )
     return {
-        "name": _cpu_name(),
-        "cores_usable": _usable_cores(),
+        "name": _processor_name(),
+        "cores_usable": usable_processors(),
         "cores": os.cpu_count(),
-        "features": {name: name in flags for name in known} if flags else {},
+        "features": list(features),
         "memory_bytes": _memory_bytes(),
     }
 
 
-def _cpu_field(*names: str) -> str:
-    """The first of the fields in /proc/cpuinfo, "" where there is none."""
+def _processor_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in names:
-            return value.strip()
-    return ""
-
-
-def _cpu_flags() -> frozenset[str]:
-    return frozenset(_cpu_field("flags", "Features").split())
-
-
-def _cpu_name() -> str:
-    return _cpu_field("model name", "Model") or platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int:
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+        text = ""
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int | None:
@@ -180,10 +160,19 @@ def _disk(findings: list[Finding]) -> dict[str, dict[str, Any]]:
 
 
 def _self_test(report: dict[str, Any]) -> MnnsmithError | None:
-    """Convert and run a tiny model; the report tells how it went.  Gives what went wrong."""
+    """Let the engine compute, then convert and run a tiny model.  Gives what went wrong.
+
+    The report tells how it went.
+    """
+    from mnnsmith.engine.selftest import self_test
     from mnnsmith.selftest import run_self_test
 
     try:
+        problem = self_test().problem
+        if problem is not None:
+            raise EngineError(
+                problem, "Install the engine again: pip install --force-reinstall MNN"
+            )
         result = run_self_test()
     except MnnsmithError as error:
         report["self_test"] = {"passed": False, "message": error.message}
@@ -204,14 +193,13 @@ def _show(report: dict[str, Any]) -> None:
     for extra, versions in report["extras"].items():
         section(f"extra {extra!r}", [(n, v or "not installed") for n, v in versions.items()])
     processor = report["processor"]
-    features = [name for name, present in processor["features"].items() if present]
     memory = processor["memory_bytes"]
     section(
         "processor",
         [
             ("name", processor["name"]),
             ("cores", f"{processor['cores_usable']} usable of {processor['cores']}"),
-            ("features", " ".join(features) or "unknown"),
+            ("features", " ".join(processor["features"]) or "unknown"),
             ("memory", format_bytes(memory) if memory else "unknown"),
         ],
     )

@@ -15,6 +15,7 @@ from mnnsmith.cli.chat import chat
 from mnnsmith.cli.check import check
 from mnnsmith.cli.console import say, show_error
 from mnnsmith.cli.convert import convert
+from mnnsmith.cli.demo import demo
 from mnnsmith.cli.doctor import doctor
 from mnnsmith.cli.inspect import inspect
 from mnnsmith.cli.run import run
@@ -126,7 +127,7 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, inspect, check, doctor):
+for _verb in (convert, run, chat, inspect, check, doctor, demo):
     app.command(_verb.__name__)(_exits(_verb))
 
 

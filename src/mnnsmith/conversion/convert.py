@@ -254,6 +254,9 @@ def sampling_defaults(ready: Prepared) -> dict[str, Any]:
         value = generation.get(key)
         if value is None:
             continue
+        if kinds == (int,) and isinstance(value, float) and value.is_integer():
+            # JSON written by other tools may say 50.0.
+            value = int(value)
         if type(value) not in kinds or not low <= value <= high:
             raise SourceError(
                 f"{where}: {key} must be from {low} to {high}, not {value!r:.60}.",

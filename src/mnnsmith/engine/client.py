@@ -50,7 +50,7 @@ class _Process:
     )
     started: threading.Event = field(default_factory=threading.Event)
     popen: subprocess.Popen[bytes] | None = None
-    damage: str = ""
+    owner_pid: int = field(default_factory=os.getpid)
 
 
 def _read(process: _Process) -> None:
@@ -102,6 +102,8 @@ def _write(process: _Process) -> None:
 
 def _end(process: _Process, threads: Sequence[threading.Thread]) -> None:
     """Ask the process to end, make sure that it does, remove its folder."""
+    if os.getpid() != process.owner_pid:
+        return  # A fork of the owner: the process is not its own to end.
     process.requests.put(None)
     process.started.wait()
     if process.popen is not None:
@@ -111,7 +113,9 @@ def _end(process: _Process, threads: Sequence[threading.Thread]) -> None:
             process.popen.kill()
             process.popen.wait()
     for thread in threads:
-        thread.join()
+        # The garbage collector may run this in one of them.
+        if thread is not threading.current_thread():
+            thread.join()
     shutil.rmtree(process.folder, ignore_errors=True)
 
 

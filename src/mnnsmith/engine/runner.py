@@ -278,10 +278,12 @@ class Model:
             "all_logits": self.all_logits,
             # Prompts are cut in pieces here: the engine's own way returns the last piece's logits.
             "chunk": 0,
-            "chunk_limits": [],
             "speculative_type": "",
         }
-        if any(overrides.get(key) for key in ("use_mmap", "kvcache_mmap")):
+        if "chunk_limits" in self.config:
+            fixed["chunk_limits"] = []
+        if any(self.config.get(key) for key in ("use_mmap", "kvcache_mmap")):
+            # Never the bundle's own choice: two engines must not share a file.
             fixed["tmp_path"] = overrides.get("tmp_path", os.getcwd())
         llm.set_config(json.dumps({**overrides, **fixed}))
         if not llm.load():
@@ -521,7 +523,10 @@ class Server:
             data = b"".join(decode_token(model.llm, i) for i in ids)
             return {}, {"bytes": np.frombuffer(data, dtype=np.uint8)}
         if op == "template":
-            return {"text": model.llm.apply_chat_template(request["messages"])}, {}
+            try:
+                return {"text": model.llm.apply_chat_template(request["messages"])}, {}
+            except UnicodeDecodeError as error:
+                raise RefusedError("the engine's template code broke a character.") from error
         raise RefusedError(f"unknown operation {op!r}.")
 
 

@@ -123,7 +123,9 @@ class ChatTemplate:
     def _start(self) -> str:
         self._child = _Child()
         self._end_child = weakref.finalize(self, self._child.end)
-        setup = {"path": sys.path, "memory_bytes": MEMORY_BYTES}
+        # Not the current folder: a file in it could pose as a module.
+        path = [entry for entry in sys.path if entry]
+        setup = {"path": path, "memory_bytes": MEMORY_BYTES}
         self._ask(setup, START_LIMIT_S)
         return str(self._ask({"source": self.source})["literals"])
 

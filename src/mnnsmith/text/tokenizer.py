@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_JSON_CHARS = 512 << 20
+_MAX_TWINS = 4
 # Replacement rules may lengthen a text by this factor all together; real ones stay below 10.
 _MAX_GROWTH = 256.0
 _ENVELOPE_NOTE = "Is this the tokenizer.json of the model? Fetch it again if it is damaged."
@@ -67,11 +68,11 @@ class TextTokenizer:
         allow_special: read the text of a special token as that token, not as plain text.
         """
         _check_text(text)
-        with self._lock, _library_errors("encode a text"):
-            # A property of the whole tokenizer, hence the lock.
-            self._tokenizer.encode_special_tokens = not allow_special
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            return list(encoding.ids)
+        special = [token.text for token in self.added_tokens if token.special]
+        if not allow_special and any(token in text for token in special):
+            return self._twin(special).encode(text, [(0, len(text))], add_special_tokens)
+        with _library_errors("encode a text"):
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_guarded(
         self, text: str, as_text: Sequence[tuple[int, int]], control: Collection[str]
@@ -87,12 +88,16 @@ class TextTokenizer:
         if not as_text:
             return self.encode(text, allow_special=True)
         _check_text(text)
+        return self._twin(control).encode(text, as_text)
+
+    def _twin(self, control: Collection[str]) -> _Guarded:
         names = frozenset(token.text for token in self.added_tokens if token.text in control)
         with self._lock:
             if names not in self._guarded:
-                self._guarded = {names: _Guarded.build(self._json, self.added_tokens, names)}
-            guarded = self._guarded[names]
-        return guarded.encode(text, as_text)
+                if len(self._guarded) >= _MAX_TWINS:
+                    self._guarded.clear()
+                self._guarded[names] = _Guarded.build(self._json, self.added_tokens, names)
+            return self._guarded[names]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; ids that the tokenizer does not know give no text.
@@ -285,14 +290,13 @@ class _Guarded:
     """A twin of the tokenizer in which control tokens have other, untypable names.
 
     Where a control token is meant, its stand-in is put into the text; its own text then means
-    nothing.  The twin numbers added tokens anew where a name was in the learned vocabulary, so its
-    ids are mapped back by name.
+    nothing.  The names change in the learned vocabulary, too: a Unigram model would find `<s>`
+    there, and make it out of the three characters.  All ids stay as they are.
     """
 
     tokenizer: Tokenizer
     pattern: re.Pattern[str]
     stand_ins: dict[str, str]
-    ids: dict[int, int]
 
     @classmethod
     def build(
@@ -305,19 +309,22 @@ class _Guarded:
             # be put where the library would not see it.
             if token["content"] in control and not token["single_word"]:
                 stand_ins[token["content"]] = token["content"] = _stand_in()
-        # Encoding is of text alone: the post-processor would mix in ids of the original.
-        spec["post_processor"] = None
+        _rename_learned(spec["model"], stand_ins)
         twin = _load(json.dumps(spec))
-        ids: dict[int, int] = {}
         for known in added:
-            twin_id = twin.token_to_id(stand_ins.get(known.text, known.text))
-            if twin_id is not None:
-                ids[int(twin_id)] = known.id
+            if twin.token_to_id(stand_ins.get(known.text, known.text)) != known.id:
+                raise TokenizerError(
+                    f"The tokenizer gives {known.text!r} another id once control tokens are "
+                    "told from text.",
+                    "Allow special tokens in the text, or take this token out of it.",
+                )
         longest_first = sorted((token.text for token in added), key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        return cls(twin, pattern, stand_ins, ids)
+        return cls(twin, pattern, stand_ins)
 
-    def encode(self, text: str, as_text: Sequence[tuple[int, int]]) -> list[int]:
+    def encode(
+        self, text: str, as_text: Sequence[tuple[int, int]], add_special_tokens: bool = False
+    ) -> list[int]:
         guarded = sorted(as_text)
         pieces: list[str] = []
         done = scan = span = 0
@@ -332,5 +339,23 @@ class _Guarded:
             done = scan = end
         pieces.append(text[done:])
         with _library_errors("encode a text"):
-            found = self.tokenizer.encode("".join(pieces), add_special_tokens=False).ids
-        return [self.ids.get(id_, id_) for id_ in found]
+            joined = "".join(pieces)
+            return list(self.tokenizer.encode(joined, add_special_tokens=add_special_tokens).ids)
+
+
+def _rename_learned(model: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Rename tokens in a learned vocabulary, in place, so that no text gives them."""
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    elif isinstance(vocab, dict):
+        model["vocab"] = {names.get(piece, piece): id_ for piece, id_ in vocab.items()}
+    for name in ("unk_token", "unk"):
+        if model.get(name) in names:
+            model[name] = names[model[name]]
+    if model.get("merges"):
+        # A merge that makes such a token, or takes it, cannot happen any more.
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [
+            pair for pair in pairs if not names.keys() & {pair[0], pair[1], pair[0] + pair[1]}
+        ]

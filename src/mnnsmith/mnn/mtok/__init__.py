@@ -37,21 +37,14 @@ class MtokReport:
     size_bytes: int
 
 
-def write_mtok(
-    tokenizer: TokenizerFiles, path: Path, *, template_starts_with_prefix: bool | None = None
-) -> MtokReport:
+def write_mtok(tokenizer: TokenizerFiles, path: Path) -> MtokReport:
     """Write the engine's tokenizer file at `path`.
-
-    template_starts_with_prefix: whether every dialogue that the chat template renders starts with
-    the ids that the post-processor puts before a text, and holds `bos_token` nowhere else.  Then
-    the engine writes them and the template does not.  None: True only where the template's source
-    shows it plainly.
 
     Raises TokenizerError when the tokenizer is damaged, or by name for a part that the format
     cannot express; MissingResourceError when the file cannot be written.
     """
     notes = Notes()
-    mtok = build(tokenizer, template_starts_with_prefix, notes)
+    mtok = build(tokenizer, notes)
     data = pack(mtok)
     try:
         Path(path).write_bytes(data)

@@ -23,9 +23,7 @@ _META = "▁"
 _BYTE = re.compile(rb"<0x[0-9A-Fa-f]{1,2}.{1,2}", re.DOTALL)
 
 
-def build(
-    tokenizer: TokenizerFiles, template_starts_with_prefix: bool | None, notes: Notes
-) -> form.Mtok:
+def build(tokenizer: TokenizerFiles, notes: Notes) -> form.Mtok:
     """Raises TokenizerError for damage, and by name for what the format cannot express."""
     root = read_json(tokenizer.tokenizer_json)
     model = root.need_child("model")
@@ -34,6 +32,10 @@ def build(
     steps = normalizers.translate(root.child("normalizer"), notes)
     pre_node = root.child("pre_tokenizer")
     parts = pretokenizers.translate(pre_node, chat, notes)
+    leaves = pretokenizers.flatten(pre_node)
+    if leaves and leaves[0].type == "Metaspace":
+        # A typed U+2581 is the same as a space; the engine cuts and adds one at spaces only.
+        steps.append(form.Replace(leaves[0].text("replacement"), " "))
     byte_level = any(isinstance(part, form.ByteLevel) for part in parts)
     model_form, added = _model(root, model, byte_level, decoder, notes)
     if isinstance(model_form, form.Bpe):
@@ -44,7 +46,6 @@ def build(
         read_prefix(root.child("post_processor")),
         tokenizer.chat_template,
         tokenizer.bos_token,
-        template_starts_with_prefix,
         notes,
     )
     for number in (*tokenizer.stop_ids, *prefix.ids):

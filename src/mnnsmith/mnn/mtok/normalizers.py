@@ -28,6 +28,8 @@ _BY_CODE_POINT = {
 }
 _COMPOSING = {"NFC", "NFKC"}
 _DECOMPOSING = {"NFD", "NFKD"}
+# A table may cost a second to make.
+MAX_STEPS = 32
 # Runs of white space in texts are shorter than two to this power.
 _COLLAPSE_PASSES = 20
 
@@ -36,7 +38,10 @@ def translate(node: Node | None, notes: Notes) -> list[form.Normalizer]:
     """The engine's steps, in order; an empty list where nothing is to be done."""
     steps: list[form.Normalizer] = []
     group: list[Node] = []
-    for part in _flatten(node):
+    leaves = _flatten(node)
+    if node is not None and len(leaves) > MAX_STEPS:
+        raise node.fail(f"{len(leaves)} normalizers; at most {MAX_STEPS} are expected.")
+    for part in leaves:
         if part.type in _BY_CODE_POINT:
             group.append(part)
             if part.type in _COMPOSING:

@@ -8,7 +8,7 @@ sets are spelled out, and its memory grows with the length of a match.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mnnsmith.errors import TokenizerError
 from mnnsmith.mnn.mtok.character_sets import members
@@ -30,6 +30,8 @@ from mnnsmith.mnn.mtok.pattern_tree import (
 _MARKER = {"L": 1, "N": 2, "Z": 3, "O": 4, "M": 5, "P": 6, "S": 7}
 _SHORT = {"L": r"\p{L}", "N": r"\p{N}", "M": r"\p{M}", "P": r"\p{P}", "S": r"\p{S}", "Z": r"\s"}
 _CODE_POINTS = 0x110000
+# Each costs a look at every character; GPT-4o's pattern has twelve.
+_MAX_SETS = 24
 
 
 def engine_pattern(pattern: Pattern) -> tuple[str, bool]:
@@ -41,6 +43,8 @@ def engine_pattern(pattern: Pattern) -> tuple[str, bool]:
         raise _refuse(pattern, "it matches the empty text")
     wide = not _narrow(pattern.branches)
     branches = [_greedy(pattern, branch, wide) for branch in pattern.branches]
+    if wide and len(set(_sources(branches))) > _MAX_SETS:
+        raise _refuse(pattern, f"more than {_MAX_SETS} different sets of characters")
     if not wide:
         _check_groups(pattern, branches)
         text = pattern.source if pattern.plain else _spell(branches, wide=False)
@@ -59,6 +63,14 @@ def _refuse(pattern: Pattern, why: str) -> TokenizerError:
         f"tokenizer format (.mtok): {why}.",
         "docs/tokenizers.md lists the syntax that can be.",
     )
+
+
+def _sources(branches: Sequence[Branch]) -> Iterator[str]:
+    for part in (part for branch in branches for part in branch):
+        if isinstance(part.atom, Chars):
+            yield part.atom.source
+        else:
+            yield from _sources(part.atom.branches)
 
 
 def _narrow(branches: Sequence[Branch]) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from mnnsmith.mnn.mtok.notes import Notes
 from mnnsmith.mnn.mtok.spec import Node, token_id
 
-_WRITES_BOS_FIRST = re.compile(r"\s*\{\{-?\s*bos_token\s*-?\}\}")
+# A tag; before it, only what trim_blocks and lstrip_blocks remove.
+_TAG = re.compile(r"\n?[ \t]*(?:\{\{(?P<print>.*?)\}\}|\{%(?P<block>.*?)%\}|\{#.*?#\})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -66,31 +67,20 @@ def _template(node: Node) -> tuple[int, ...]:
 
 
 def plan_prefix(
-    ids: tuple[int, ...],
-    template: str | None,
-    bos_token: str | None,
-    template_starts_with_prefix: bool | None,
-    notes: Notes,
+    ids: tuple[int, ...], template: str | None, bos_token: str | None, notes: Notes
 ) -> Prefix:
     """Let the engine put `ids` before every text, or leave them to the chat template.
 
     Rendered dialogues are encoded without added ids by transformers.  If the template writes
-    `bos_token` first of all and nowhere else, the engine may write it instead: the template sees
-    an empty `bos_token`.  Else a dialogue is made right, and bare texts go without.
+    `bos_token` first of all and nowhere else, the engine may write it instead: an empty
+    `bos_token` is undefined in the engine's templates, and printed as nothing.  (Joined to a text
+    it would garble the text, so it must be printed alone.)  Else a dialogue is made right, and
+    bare texts go without.
     """
     bos = bos_token or ""
     if not ids or template is None:
         return Prefix(ids, bos)
-    starts = template_starts_with_prefix
-    if starts is None:
-        starts = (
-            len(ids) == 1
-            and bos != ""
-            and template.count("bos_token") == 1
-            and bos not in template
-            and _WRITES_BOS_FIRST.match(template) is not None
-        )
-    if starts:
+    if len(ids) == 1 and bos and bos not in template and writes_bos_first(template):
         notes.rewrote("bos_token is empty in the chat template; the engine puts its id in front")
         return Prefix(ids, "")
     notes.differs(
@@ -98,3 +88,22 @@ def plan_prefix(
         "writes what a dialogue needs"
     )
     return Prefix((), bos)
+
+
+def writes_bos_first(template: str) -> bool:
+    """Whether every rendering starts with `bos_token`, printed alone, which occurs nowhere else.
+
+    Only blocks that are closed again and print nothing may come before.
+    """
+    if template.count("bos_token") != 1:
+        return False
+    at = depth = 0
+    while (tag := _TAG.match(template, at)) is not None:
+        at = tag.end()
+        if tag["print"] is not None:
+            return depth == 0 and tag["print"].strip("- \n\t") == "bos_token"
+        word = tag["block"].strip("-+ \n\t").split(" ")[0] if tag["block"] else ""
+        depth += (word in ("if", "for")) - (word in ("endif", "endfor"))
+        if word in ("macro", "call", "filter"):
+            return False
+    return False

@@ -13,12 +13,17 @@ from mnnsmith.mnn.mtok.spec import Node
 SPLIT_AT_SPACES = form.Split(" [^ ]*|[^ ]+", False, form.Behavior.ISOLATED)
 # ASCII and other punctuation: Rust counts ASCII symbols in.
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]"
+# Each step may cost a second here, and time for every text in the engine.
+MAX_STEPS = 16
 _BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 
 
 def translate(node: Node | None, chat: bool, notes: Notes) -> list[form.PreTokenizer]:
     """The engine's steps, in order.  chat: texts are dialogues that start with an added token."""
-    return [step for leaf in flatten(node) for step in _one(leaf, chat, notes)]
+    leaves = flatten(node)
+    if node is not None and len(leaves) > MAX_STEPS:
+        raise node.fail(f"{len(leaves)} pre-tokenizers; at most {MAX_STEPS} are expected.")
+    return [step for leaf in leaves for step in _one(leaf, chat, notes)]
 
 
 def flatten(node: Node | None) -> list[Node]:

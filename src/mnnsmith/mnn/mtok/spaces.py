@@ -30,7 +30,8 @@ def split_at_spaces(
         # No space is left for a Split at spaces to find.
         if not all(_only_sees_spaces(part) for part in parts):
             return unchanged
-        front = list(steps[:-1])
+        # A typed U+2581 is the same as a space from here on.
+        front = [*steps[:-1], form.Replace(META, " ")]
         prefix = False
     elif len(parts) == 1 and isinstance(parts[0], form.Metaspace) and parts[0].replacement == META:
         front = list(steps)
@@ -41,8 +42,6 @@ def split_at_spaces(
         notes.differs("long texts take the engine time that grows with the square of their length")
         return unchanged
     front = [form.Prepend(" ") if step == form.Prepend(META) else step for step in front]
-    # A typed U+2581 is the same as a space from here on.
-    front.append(form.Replace(META, " "))
     lines = all(
         (left[-1] == "\n") == (right[0] == "\n") and "<0x0A>" not in (left, right)
         for left, right in merges
