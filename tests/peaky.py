@@ -71,14 +71,23 @@ _V2_GROUPED = {
 _V3 = {**_MLA, "q_lora_rank": 96, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}
 _V3_GROUPED = {**_V3, "n_group": 4, "topk_group": 2}
 
+_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 3}
+
 MIXTURES = {
     case.name: case
     for case in (
-        Case("deepseek_v2", "DeepseekV2Config", _V2, 4.0),
-        Case("deepseek_v2-grouped", "DeepseekV2Config", _V2_GROUPED, 4.0),
-        Case("deepseek_v2-yarn", "DeepseekV2Config", {**_V2, **_YARN}, 4.0),
-        Case("deepseek_v3", "DeepseekV3Config", _V3, 4.0),
-        Case("deepseek_v3-yarn", "DeepseekV3Config", {**_V3_GROUPED, **_YARN}, 4.0),
+        Case("deepseek_v2", "DeepseekV2Config", _V2, 10.0),
+        Case("deepseek_v2-grouped", "DeepseekV2Config", _V2_GROUPED, 10.0),
+        Case("deepseek_v2-yarn", "DeepseekV2Config", {**_V2, **_YARN}, 7.0),
+        Case("deepseek_v3", "DeepseekV3Config", _V3, 10.0),
+        Case("deepseek_v3-yarn", "DeepseekV3Config", {**_V3_GROUPED, **_YARN}, 7.0),
+        Case("qwen3_moe", "Qwen3MoeConfig", {
+            "head_dim": 32, **_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}, 2.8),
+        Case("qwen3_moe-unnormalized", "Qwen3MoeConfig", {
+            "head_dim": 32, **_EXPERTS, "norm_topk_prob": False}, 2.8),
+        Case("qwen2_moe", "Qwen2MoeConfig", {
+            **_EXPERTS, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 2}),
+        Case("mixtral", "MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
     )
 }
 
@@ -146,9 +155,11 @@ def _shape_up(name: str, parameter: Any, factor: float) -> None:
         parameter.copy_(0.3 * torch.randn_like(parameter))
     elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
         parameter.mul_(factor)
-    elif "q_b_proj" in name or "kv_a_proj" in name or "kv_b_proj" in name:
+    elif "q_b_proj" in name:
         parameter.mul_(factor)
-    elif name.endswith("mlp.gate.weight") or "router" in name:
+    elif "kv_b_proj" in name:
+        parameter.mul_(factor)
+    elif name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
         # A decisive router: no two experts are near a tie.
         parameter.copy_(0.5 * torch.randn_like(parameter))
     elif "embed" in name or "lm_head" in name:

@@ -95,7 +95,7 @@ def prepare(
     )  # fmt: skip
     if chosen is None:
         chosen = parse_recipe_name(KEEP if checkpoint.format == "gguf" else DEFAULT_RECIPE)
-    limits = ContextLimits(max_context)
+    limits = ContextLimits(max_context, chosen.mla)
     language_model, unread = build_language_model(
         checkpoint.model_type, checkpoint.config, checkpoint.origin, limits
     )

@@ -32,16 +32,14 @@ class Graph(GraphCore):
                 self.fail(name, f"{function} of {a} and {b}: shapes differ")
             shape = tuple(n if m == 1 else m for m, n in pairs)
         dtype = DType.INT32 if function == "equal" else a.dtype
-        return self.add(
-            "binary", name, (a, b), [(shape, a.layout, dtype)], {"function": function}
-        )
+        return self.add("binary", name, (a, b), [(shape, a.layout, dtype)], {"function": function})
 
     def softmax(self, x: Value, name: str) -> Value:
         """Over the last dimension of a plain tensor."""
         return self.add("softmax", name, (x,), [(x.shape, x.layout, x.dtype)])
 
     def reduce(self, function: str, x: Value, axis: int, name: str) -> Value:
-        """"sum" or "maximum" over one dimension, which stays with size 1."""
+        """ "sum" or "maximum" over one dimension, which stays with size 1."""
         axis %= len(x.shape)
         shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
         attributes = {"function": function, "axis": axis}
@@ -80,9 +78,7 @@ class Graph(GraphCore):
 
     def unary(self, function: str, x: Value, name: str) -> Value:
         """An elementwise function."""
-        return self.add(
-            "unary", name, (x,), [(x.shape, x.layout, x.dtype)], {"function": function}
-        )
+        return self.add("unary", name, (x,), [(x.shape, x.layout, x.dtype)], {"function": function})
 
     # ------------------------------------------------------------------ the layers of a transformer
 

@@ -69,7 +69,9 @@ class MatrixSlot:
         """Rows of the tensor that the slot takes, in the slot's order (before transposing)."""
         if self.heads is not None:
             return self.first_row + self.heads.indices()
-        return np.arange(self.first_row, self.first_row + (self.cols if self.transposed else self.rows))
+        return np.arange(
+            self.first_row, self.first_row + (self.cols if self.transposed else self.rows)
+        )
 
     @property
     def source_cols(self) -> int:

@@ -1,4 +1,4 @@
-"""The decoder that most families share: norm, attention, norm, feed-forward, residual around both."""
+"""The decoder that most families share: two norms, attention, feed-forward, residuals."""
 
 from __future__ import annotations
 

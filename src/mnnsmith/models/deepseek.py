@@ -75,9 +75,7 @@ def _mscale(settings: Mapping[str, Any]) -> float:
     return float(0.1 * weight * math.log(factor) + 1.0) ** 2
 
 
-def _feed_forward(
-    config: ConfigReader, hidden: int, routing: Callable[[str], moe.Routing]
-) -> Part:
+def _feed_forward(config: ConfigReader, hidden: int, routing: Callable[[str], moe.Routing]) -> Part:
     dense_layers = config.integer("first_k_dense_replace", 0, least=0)
     config.only("moe_layer_freq", (1,), 1, "")
     inner = config.integer("intermediate_size")

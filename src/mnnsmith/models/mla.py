@@ -163,7 +163,7 @@ class _Block:
     ) -> Value:
         """Attention over the latent as one key-value head -> [seq, heads * value, 1, 1]."""
         g, shape, name = self.g, self.shape, self.name
-        tensor, stride = f"{self.prefix}.kv_b_proj", shape.nope + shape.value
+        tensor, stride = f"{self.prefix}.kv_b_proj.weight", shape.nope + shape.value
         queries = []
         for h in range(shape.heads):
             part = g.slice(q_nope, h * shape.nope, (h + 1) * shape.nope, 1, f"{name}/q/{h}")
@@ -193,17 +193,13 @@ class _Block:
             outputs.append(g.linear(part, slot, f"{name}/mixed/{h}/up"))
         return g.concat(outputs, 1, f"{name}/values")
 
-    def _attend(
-        self, q: Value, k: Value, v: Value, mask: Value, shape: nn.AttentionShape
-    ) -> Value:
+    def _attend(self, q: Value, k: Value, v: Value, mask: Value, shape: nn.AttentionShape) -> Value:
         return self.g.attention(
             q, k, v, mask, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
             scale=shape.scale, layer=self.layer, name=f"{self.name}/mix", packed=False,
         )  # fmt: skip
 
-    def _heads(
-        self, x: Value, tensor: str, rows: HeadRows, part: str, first_row: int = 0
-    ) -> Value:
+    def _heads(self, x: Value, tensor: str, rows: HeadRows, part: str, first_row: int = 0) -> Value:
         """A linear layer over some rows of every head."""
         cols = x.shape[1]
         assert isinstance(cols, int)
@@ -216,6 +212,4 @@ class _Block:
     def _split(self, x: Value, width: int) -> Value:
         """Packed channels to heads, [1, seq, heads, width]."""
         assert x.layout is Layout.NC4HW4
-        return self.g.from_channels(
-            x, [1, x.shape[0], self.shape.heads, width], f"{x.name}/heads"
-        )
+        return self.g.from_channels(x, [1, x.shape[0], self.shape.heads, width], f"{x.name}/heads")

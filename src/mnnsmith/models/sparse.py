@@ -29,8 +29,11 @@ def sparse_feed_forward(
     dense = config.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise config.error("mlp_only_layers must be a list of layer numbers")
+    # transformers 5 saves the field under its newer name.
+    newer = config.has("num_local_experts")
+    count = config.integer("num_local_experts" if newer else "num_experts", default_experts)
     routing = moe.Routing(
-        config.integer("num_experts", default_experts),
+        count,
         config.integer("num_experts_per_tok", default_chosen), "softmax",
         normalized=config.flag("norm_topk_prob", False),
     )  # fmt: skip
