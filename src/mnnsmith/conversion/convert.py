@@ -230,7 +230,10 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             facts, ready.plan.embedding, tokenizer.chat_template,
             tokenizer.bos_token, tokenizer.eos_token,
         ),
-        "config.json": run_config(sampling_defaults(ready), blockwise=ready.plan.blockwise),
+        "config.json": run_config(
+            sampling_defaults(ready), blockwise=ready.plan.blockwise,
+            mapped=model.mixture and ready.plan.all_integer,
+        ),
     }  # fmt: skip
     for name, data in files.items():
         text = json.dumps(data, indent=1, ensure_ascii=False)

@@ -92,6 +92,12 @@ class Plan:
             isinstance(r.encoding, BlockEncoding) and r.encoding.block < r.cols for r in integer
         )
 
+    @property
+    def all_integer(self) -> bool:
+        """Whether every linear layer is stored in integers (embeddings are read row by row)."""
+        linear = [t.record for t in self.matrices if t.slot.role is not Role.EMBEDDING]
+        return all(isinstance(record.encoding, BlockEncoding) for record in linear)
+
     def schemes(self) -> dict[str, int]:
         """How many matrices are stored in which scheme."""
         return dict(Counter(task.scheme_name for task in self.matrices).most_common())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,20 @@ def prove_bundle(folder: Path, model: LanguageModel, plan: Plan) -> dict[str, An
     """
     if plan.weight_bytes > _LOAD_LIMIT_BYTES:
         return {"loaded": False, "reason": "weights exceed 1 GiB; `mnnsmith check --load` does it"}
-    probe(folder, model.head.rows, model.max_context)
+    # Mapped, the weights would be written a second time.
+    probe(folder, model.head.rows, model.max_context, config={"use_mmap": False})
     return {"loaded": True}
 
 
-def probe(folder: Path, vocabulary: int, max_context: int) -> None:
-    """Load a bundle in the engine and run a few tokens through it; raises if that goes wrong."""
+def probe(
+    folder: Path, vocabulary: int, max_context: int, config: Mapping[str, Any] | None = None
+) -> None:
+    """Load a bundle in the engine and run a few tokens through it; raises if that goes wrong.
+
+    config: as for `Engine`.
+    """
     ids = [(7919 * (i + 1)) % vocabulary for i in range(min(_PROBE_TOKENS, max_context))]
-    with Engine(folder, memory="low") as engine:
+    with Engine(folder, memory="low", config=config) as engine:
         logits = engine.forward(ids)
     if logits.shape != (vocabulary,):
         raise ConversionError(

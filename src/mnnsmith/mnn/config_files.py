@@ -65,11 +65,16 @@ def llm_config(
     return config
 
 
-def run_config(generation: Mapping[str, Any], *, blockwise: bool) -> dict[str, Any]:
+def run_config(
+    generation: Mapping[str, Any], *, blockwise: bool, mapped: bool = False
+) -> dict[str, Any]:
     """The device's part: files, threads, precision, sampling.
 
     generation: sampling defaults (`temperature`, `top_k`, `top_p`, `repetition_penalty`) of the
     model's authors.  blockwise: every integer weight has scales per block.
+    mapped: weights are mapped from files, so that only those in use are resident; it takes effect
+    where a `tmp_path` is set.  Only for models whose linear layers are all in integers: the engine
+    crashes on float ones when it finds its files from an earlier load.
     """
     config: dict[str, Any] = {
         "llm_model": MODEL_FILE,
@@ -82,6 +87,8 @@ def run_config(generation: Mapping[str, Any], *, blockwise: bool) -> dict[str, A
         "dynamic_option": _DYNAMIC_PER_BLOCK if blockwise else 0,
         "reuse_kv": True,
     }
+    if mapped:
+        config["use_mmap"] = True
     sampling = {
         key: generation[key]
         for key in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

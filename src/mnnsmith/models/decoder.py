@@ -10,6 +10,7 @@ from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import Value
 from mnnsmith.graph.weights import MatrixSlot, Role, VectorSlot
 from mnnsmith.models import layers as nn
+from mnnsmith.models import moe
 from mnnsmith.models.config import ConfigReader
 
 # (graph, normalized hidden state, layer) -> what the residual gets.
@@ -76,3 +77,4 @@ def add_stack(
     x = g.binary("add", x, delta, "residual")
     norm = VectorSlot("model.norm.weight", stack.hidden)
     nn.head(g, x, inputs.logits_index, norm, stack.epsilon, stack.head)
+    moe.add_choices(g, stack.head.rows)

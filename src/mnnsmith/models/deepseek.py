@@ -52,7 +52,7 @@ def build_deepseek(
     add_stack(g, inputs, stack, attention, feed_forward)
     return LanguageModel(
         g, stack.embedding, stack.head, stack.hidden, stack.layers, shape.cached(limits.mla),
-        context, ignored=IGNORED, notes=notes, mixture=True,
+        context, ignored=IGNORED, notes=notes,
     )  # fmt: skip
 
 

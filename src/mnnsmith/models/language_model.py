@@ -25,7 +25,6 @@ class LanguageModel:
     attention: heads, widths and scale, for the engine's configuration and the KV cache's size.
     max_context: the longest context for which the graph is exact, in tokens.
     sliding_window: its width in tokens, None if every layer sees everything.
-    mixture: whether it has experts, of which each token uses a few.
     notes: what the user should know ("context limited to 4096: ...").
     """
 
@@ -37,7 +36,6 @@ class LanguageModel:
     attention: AttentionShape
     max_context: int
     sliding_window: int | None = None
-    mixture: bool = False
     ignored: tuple[IgnoredTensors, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -45,6 +43,11 @@ class LanguageModel:
     def tied(self) -> bool:
         """Whether the head is the embedding."""
         return self.embedding.tensor == self.head.tensor
+
+    @property
+    def mixture(self) -> bool:
+        """Whether it has experts, of which each token uses a few."""
+        return any(node.kind == "mixture" for node in self.graph.nodes)
 
     def kv_bytes_per_token(self, element_bytes: int = 4) -> int:
         """Bytes that one token takes in the KV cache (float32 on x86, 2 bytes in fp16)."""

@@ -15,6 +15,9 @@ from mnnsmith.graph.values import Value
 from mnnsmith.graph.weights import ConstantSlot, Role
 from mnnsmith.models import layers as nn
 
+# The value of the graph that `add_choices` writes.  As long as "logits", the name of the engine's
+# output: in a copy of the finished graph the two can change places.
+CHOICES = "router"
 # Far below any score, so that what is masked out is never chosen.
 _BELOW = 1e4
 # What the authors add to a sum of weights before they divide by it.
@@ -136,3 +139,19 @@ def experts(
         sub.mark_output(sub.from_channels(out, ["n", width], f"{prefix}/out"))
         graphs.append(sub)
     return g.mixture(x, weights, ids, graphs, layer, f"{name}/mixture")
+
+
+def add_choices(g: Graph, vocabulary: int) -> None:
+    """Add what every router chose, layer after layer, as `CHOICES` [1, n, vocabulary].
+
+    Numbers of experts as floats, zeros after them: the engine takes the width of its output for the
+    vocabulary.  It is no output of the graph, so the engine computes none of it (`mnnsmith profile`
+    has it computed).  A graph without routers, or with more choices than tokens, gets none.
+    """
+    chosen = [node.inputs[2] for node in g.nodes if node.kind == "mixture"]
+    if not chosen or sum(int(ids.shape[1]) for ids in chosen) > vocabulary:
+        return
+    parts = [g.to_float(ids, f"{CHOICES}/{i}") for i, ids in enumerate(chosen)]
+    both = parts[0] if len(parts) == 1 else g.concat(parts, -1, f"{CHOICES}/all")
+    wide = g.pad_last(both, vocabulary, f"{CHOICES}/wide")
+    g.reshape(wide, [1, *wide.shape], CHOICES)
