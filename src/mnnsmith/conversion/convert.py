@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from mnnsmith.bundle.bundle import TOKENIZER_JSON
 from mnnsmith.bundle.manifest import write_manifest
 from mnnsmith.bundle.staging import check_target, staged_folder
 from mnnsmith.conversion.account import check_tensors
+from mnnsmith.conversion.activity import activity
 from mnnsmith.conversion.plan import Plan, make_plan
 from mnnsmith.conversion.prove import prove_bundle
 from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
@@ -276,6 +277,7 @@ def _write_manifest(
 ) -> None:
     checkpoint, model, plan = ready.checkpoint, ready.model, ready.plan
     origin = checkpoint.origin
+    used = activity(model, plan)
     names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
     write_manifest(folder, {
         "mnnsmith": __version__,
@@ -290,6 +292,9 @@ def _write_manifest(
         "model": {
             "model_type": checkpoint.model_type,
             "parameters": plan.parameters,
+            "active_parameters": used.parameters,
+            "token_bytes": used.read_bytes,
+            "experts": None if used.experts is None else asdict(used.experts),
             "layers": model.layers,
             "hidden_size": model.hidden_size,
             "vocab_size": model.head.rows,

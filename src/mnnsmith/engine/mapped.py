@@ -41,7 +41,7 @@ _DEFAULT_THREADS = 4
 class MappingState:
     """How an engine's weights are held.
 
-    state: "off" (in memory); "caller" (mapped as the configuration says, in the folder that it names
+    state: "off" (in memory); "caller" (mapped as the configuration says, in a folder that it names
     or one that goes with the engine); "new" (mapped, this load writes the files); "ready" (mapped,
     files of an earlier load); "private" (mapped, files that go with the engine).
     folder: where the files are, None for the first two.  note: why it is not the best, or None.
