@@ -81,12 +81,23 @@ MIXTURES = {
         Case("deepseek_v2-yarn", "DeepseekV2Config", {**_V2, **_YARN}, 7.0),
         Case("deepseek_v3", "DeepseekV3Config", _V3, 10.0),
         Case("deepseek_v3-yarn", "DeepseekV3Config", {**_V3_GROUPED, **_YARN}, 7.0),
-        Case("qwen3_moe", "Qwen3MoeConfig", {
-            "head_dim": 32, **_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}, 2.8),
-        Case("qwen3_moe-unnormalized", "Qwen3MoeConfig", {
-            "head_dim": 32, **_EXPERTS, "norm_topk_prob": False}, 2.8),
-        Case("qwen2_moe", "Qwen2MoeConfig", {
-            **_EXPERTS, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 2}),
+        Case(
+            "qwen3_moe",
+            "Qwen3MoeConfig",
+            {"head_dim": 32, **_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]},
+            2.8,
+        ),
+        Case(
+            "qwen3_moe-unnormalized",
+            "Qwen3MoeConfig",
+            {"head_dim": 32, **_EXPERTS, "norm_topk_prob": False},
+            2.8,
+        ),
+        Case(
+            "qwen2_moe",
+            "Qwen2MoeConfig",
+            {**_EXPERTS, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 2},
+        ),
         Case("mixtral", "MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
     )
 }
@@ -138,6 +149,14 @@ def make_checkpoint(case: Case, folder: Path, *, dtype: str = "float16", seed: i
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     write_tokenizer(folder)
     # Loaded anew: the cast above also rounded buffers such as rope's frequencies.
+    return load_reference(folder)
+
+
+def load_reference(folder: Path) -> Any:
+    """The transformers model of a folder, in float32 (eval mode)."""
+    import torch
+    import transformers
+
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -153,11 +172,13 @@ def _shape_up(name: str, parameter: Any, factor: float) -> None:
         parameter.add_(0.2 * torch.randn_like(parameter))
     elif name.endswith(".bias"):
         parameter.copy_(0.3 * torch.randn_like(parameter))
-    elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
-        parameter.mul_(factor)
-    elif "q_b_proj" in name:
-        parameter.mul_(factor)
-    elif "kv_b_proj" in name:
+    elif (
+        "q_proj" in name
+        or "k_proj" in name
+        or "qkv_proj" in name
+        or "q_b_proj" in name
+        or "kv_b_proj" in name
+    ):
         parameter.mul_(factor)
     elif name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
         # A decisive router: no two experts are near a tie.
