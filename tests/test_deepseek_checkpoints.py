@@ -143,9 +143,7 @@ def test_layers_that_predict_further_tokens_are_left_out(
     convert(folder, tmp_path / "with", recipe="w8g32")
     convert(fp8[0], tmp_path / "without", recipe="w8g32")
     for file in ("llm.mnn", "llm.mnn.weight"):
-        assert (tmp_path / "with" / file).read_bytes() == (
-            tmp_path / "without" / file
-        ).read_bytes()
+        assert (tmp_path / "with" / file).read_bytes() == (tmp_path / "without" / file).read_bytes()
     # What is not of such a layer is not left out.
     import torch
 

@@ -57,13 +57,26 @@ def build_deepseek(
 
 
 def read_groups(
-    config: ConfigReader, experts: int, default: tuple[int, int] | None = None
+    config: ConfigReader,
+    experts: int,
+    chosen: int,
+    *,
+    default: tuple[int, int] | None = None,
+    least_size: int = 1,
 ) -> tuple[int, int]:
-    """Groups of experts, and how many of them are kept."""
+    """Groups of experts, and how many of them are kept.
+
+    The `chosen` ones must fit in the kept groups, and a group must hold `least_size` experts, or
+    what the authors' code computes has no meaning.
+    """
     groups = config.integer("n_group", default[0] if default else None)
     kept = config.integer("topk_group", default[1] if default else None)
-    if experts % groups or kept > groups:
-        raise config.error(f"{experts} experts in {groups} groups, {kept} of them kept")
+    if experts % groups or kept > groups or kept * (experts // groups) < chosen:
+        raise config.error(
+            f"{chosen} experts out of {experts} in {groups} groups, of which {kept} are kept"
+        )
+    if experts // groups < least_size:
+        raise config.error(f"{experts} experts in {groups} groups: a group must hold {least_size}")
     return groups, kept
 
 
@@ -77,11 +90,11 @@ def _mscale(settings: Mapping[str, Any]) -> float:
 
 def _feed_forward(config: ConfigReader, hidden: int, routing: Callable[[str], moe.Routing]) -> Part:
     dense_layers = config.integer("first_k_dense_replace", 0, least=0)
-    config.only("moe_layer_freq", (1,), 1, "")
+    config.only("moe_layer_freq", (1,), 1, "transformers puts experts in every later block.")
     inner = config.integer("intermediate_size")
     expert_inner = config.integer("moe_intermediate_size")
     shared = config.integer("n_shared_experts", 0, least=0)
-    config.only("mlp_bias", (False,), False, "")
+    config.only("mlp_bias", (False,), False, "No released model has such biases.")
 
     def feed_forward(g: Graph, x: Value, i: int) -> Value:
         prefix, name = f"{layer_prefix(i)}.mlp", f"{layer_name(i)}/mlp"

@@ -15,14 +15,20 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
         "norm_topk_prob", (False,), False,
         "transformers ignores it in this family, where the authors' own code does not.",
     )  # fmt: skip
-    config.only("scoring_func", ("softmax",), "softmax", "")
-    method = config.only("topk_method", ("greedy", "group_limited_greedy"), "greedy", "")
+    config.only(
+        "scoring_func", ("softmax",), "softmax", "The authors' code of this family has no other."
+    )
+    method = config.only(
+        "topk_method", ("greedy", "group_limited_greedy"), "greedy",
+        "The authors' code of this family has no other.",
+    )  # fmt: skip
     experts = config.integer("n_routed_experts", 64)
-    groups, kept = read_groups(config, experts) if method != "greedy" else (1, 1)
+    chosen = config.integer("num_experts_per_tok")
+    groups, kept = read_groups(config, experts, chosen) if method != "greedy" else (1, 1)
     for unread in ("n_group", "topk_group"):
         config.raw(unread)
     routing = Routing(
-        experts, config.integer("num_experts_per_tok"), "softmax",
+        experts, chosen, "softmax",
         groups=groups, groups_kept=kept, group_score="max",
         factor=config.number("routed_scaling_factor", 1.0),
     )  # fmt: skip

@@ -13,12 +13,18 @@ from mnnsmith.models.moe import Routing
 
 def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     """The graph of `DeepseekV3ForCausalLM`."""
-    config.only("scoring_func", ("sigmoid",), "sigmoid", "")
-    config.only("topk_method", ("noaux_tc",), "noaux_tc", "")
+    config.only(
+        "scoring_func", ("sigmoid",), "sigmoid", "The authors' code of this family has no other."
+    )
+    config.only(
+        "topk_method", ("noaux_tc",), "noaux_tc", "The authors' code of this family has no other."
+    )
     experts = config.integer("n_routed_experts", 256)
-    groups, kept = read_groups(config, experts, default=(8, 4))
+    chosen = config.integer("num_experts_per_tok", 8)
+    # A group's score is the sum of its two best.
+    groups, kept = read_groups(config, experts, chosen, default=(8, 4), least_size=2)
     routing = Routing(
-        experts, config.integer("num_experts_per_tok", 8), "sigmoid",
+        experts, chosen, "sigmoid",
         groups=groups, groups_kept=kept, group_score="top2",
         normalized=config.flag("norm_topk_prob", True),
         factor=config.number("routed_scaling_factor", 2.5),
