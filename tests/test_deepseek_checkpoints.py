@@ -1,4 +1,4 @@
-"""What DeepSeek's checkpoints hold beside plain weights: FP8 with scales per block, extra layers."""
+"""What DeepSeek's checkpoints hold beside plain weights: FP8 with scales, and extra layers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ODD = Case(
 
 def is_fp8(name: str) -> bool:
     """As in the published files: linear layers of the blocks, but no router."""
-    return name.startswith("model.layers.") and name.endswith("_proj.weight") or "_mqa" in name
+    return name.startswith("model.layers.") and name.endswith(("_proj.weight", "_mqa.weight"))
 
 
 def to_fp8(weight: Any) -> tuple[Any, Any, Any]:

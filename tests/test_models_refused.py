@@ -85,7 +85,7 @@ def test_a_variant_is_refused_with_its_reason(
     ],
 )
 def test_groups_that_cannot_be_are_an_error(change: dict[str, Any]) -> None:
-    with pytest.raises(SourceError, match="experts.*in [0-9]+ groups"):
+    with pytest.raises(SourceError, match=r"experts.*in [0-9]+ groups"):
         build({**V3, **change})
 
 
@@ -105,5 +105,5 @@ def test_a_refused_type_is_named_with_its_reason(name: str) -> None:
 
 def test_sparse_attention_is_refused_before_any_weight_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**V3, "model_type": "deepseek_v32"}))
-    with pytest.raises(UnsupportedError, match="deepseek_v32.*indexer"):
+    with pytest.raises(UnsupportedError, match=r"deepseek_v32.*indexer"):
         prepare(tmp_path)

@@ -17,13 +17,22 @@ _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
 def split_experts(tensors: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Replace every fused expert tensor by its parts; others stay as they are."""
+    """Replace every fused expert tensor by its parts; others stay as they are.
+
+    Raises `SourceError` for a part that is there twice, `UnsupportedError` for fused experts that
+    are not plain floats.
+    """
     split: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name.endswith((_GATE_UP, _DOWN)) and len(tensor.shape) == 3:
-            split.update(_parts(name, tensor, origin))
-        else:
-            split[name] = tensor
+        fused = name.endswith((_GATE_UP, _DOWN)) and len(tensor.shape) == 3
+        parts = _parts(name, tensor, origin) if fused else {name: tensor}
+        twice = sorted(split.keys() & parts.keys())
+        if twice:
+            raise SourceError(
+                f"{origin}: {twice[0]} is there on its own and within a fused tensor.",
+                "The files mix two ways of saving experts; take one of them out.",
+            )
+        split.update(parts)
     return split
 
 
