@@ -111,7 +111,8 @@ def _active(found: Inspection) -> list[tuple[str, str]]:
         ("active", f"{format_count(found.active_parameters)} for one token"),
         (
             "experts",
-            f"{experts.chosen} of {experts.per_layer} for each token, in {experts.layers} layers",
+            f"{experts.chosen} of {experts.per_layer} for each token, in {len(experts.layers)} "
+            "layers",
         ),
     ]
 

@@ -21,10 +21,11 @@ _EXPERT_MODULE_BYTES = 33_000
 class Experts:
     """The routed experts of a model; shared ones, which every token uses, are none of them.
 
-    per_layer, chosen: of the layer that has most.  layers: those with experts.
+    layers: numbers of the blocks that have experts.  per_layer, chosen: experts of each of them,
+    and how many a token uses.
     """
 
-    layers: int
+    layers: tuple[int, ...]
     per_layer: int
     chosen: int
 
@@ -90,8 +91,9 @@ def activity(model: LanguageModel, plan: Plan) -> Activity:
         held += vector.record.nbytes
     experts = None
     if routed:
-        chosen, count = max(routed.values(), key=lambda pair: pair[1])
-        experts = Experts(len(routed), count, chosen)
+        # No family has layers that differ in this.
+        ((chosen, count),) = set(routed.values())
+        experts = Experts(tuple(sorted(routed)), count, chosen)
     modules = sum(count for _, count in routed.values())
     return Activity(
         round(parameters), round(read), round(held), round(all_experts), round(token_experts),

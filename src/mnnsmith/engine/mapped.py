@@ -11,6 +11,7 @@ they are removed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -156,6 +157,12 @@ def clear_cache() -> tuple[int, int]:
         _remove(root, folder.name)
         os.close(lock)
     return freed, in_use
+
+
+def clear_unused() -> None:
+    """Remove mapped weights of bundles that are gone or changed (each new engine does so, too)."""
+    with contextlib.suppress(OSError):
+        _prune(cache_root())
 
 
 # --- claiming -----------------------------------------------------------------------------------
