@@ -407,6 +407,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 engine.forward([1])
+sys.exit(engine._runner.log_tail() == "(none)")
 """
     command = [sys.executable, "-W", "ignore", "-c", code, str(tiny_bundle[0])]
     assert subprocess.run(command, timeout=60).returncode == 0
@@ -579,10 +580,15 @@ def test_a_lost_engine_is_ended(tiny_bundle: Tiny) -> None:
     assert not child.is_running()
 
 
+def press_ctrl_c() -> None:
+    """As the terminal does it: the kernel gives the signal to the main thread."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_an_interrupt_takes_the_cache_back(tiny_bundle: Tiny) -> None:
     with Engine(tiny_bundle[0], piece_tokens=1) as engine:
         expected = engine.forward(prompt(50))
-        timer = threading.Timer(0.02, signal.raise_signal, (signal.SIGINT,))
+        timer = threading.Timer(0.02, press_ctrl_c)
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             for _ in range(100):
@@ -595,6 +601,41 @@ def test_an_interrupt_takes_the_cache_back(tiny_bundle: Tiny) -> None:
         assert engine.tokens == tuple(prompt(50))
         engine.reset()
         assert np.array_equal(engine.forward(prompt(50)), expected)
+
+
+def test_an_interrupt_stops_the_work_and_the_cache_is_known(tiny_bundle: Tiny) -> None:
+    def interrupted_forward(ids: list[int]) -> None:
+        """The call is interrupted while the child, held up, has not begun its work."""
+        child = psutil.Process(engine.pid)
+        child.suspend()
+        timer = threading.Timer(0.2, press_ctrl_c)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.forward(ids)
+        timer.join()
+        child.resume()
+
+    with Engine(tiny_bundle[0], piece_tokens=1) as engine:
+        engine.forward(prompt(50))
+        interrupted_forward(prompt(500))
+        # Time enough to finish, had it not been told.
+        time.sleep(0.5)
+        assert engine.position == 50
+        # A call of a single piece has no place to stop at.
+        interrupted_forward([7])
+        assert engine.position == 51
+        assert engine.tokens == (*prompt(50), 7)
+
+
+def test_lengths_do_not_pile_up_in_the_engine(tiny_bundle: Tiny) -> None:
+    """The engine copies its graph for each new length of what it takes for a decode."""
+    with Engine(tiny_bundle[0]) as engine:
+        for length in (5, 1, 9, 17, 1, 33, 2):
+            engine.forward(prompt(length))
+        assert "clone" not in engine._runner.log_tail()
+        for length in (5, 1, 9, 17, 1, 33, 2):
+            engine.forward(prompt(length), all_positions=True)
+        assert engine._runner.log_tail().count("clone") <= 2  # one line of two
 
 
 PARENT = """

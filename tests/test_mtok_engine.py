@@ -20,6 +20,7 @@ from engine_tokenizer import EngineTokens, run_engine, write_model
 from mnnsmith.mnn.mtok import write_mtok
 from mnnsmith.mnn.mtok_reader import read_mtok
 from mnnsmith.sources.checkpoint import TokenizerFiles
+from mnnsmith.sources.open import open_checkpoint
 
 pytestmark = pytest.mark.engine
 
@@ -98,6 +99,7 @@ EXPECTED: dict[str, tuple[set[Kind], set[Kind]]] = {
     "cl100k": NARROW,
     "o200k": EXACT,
     "deepseek": (set(), {odd_space, new_character}),
+    "deepseek_llm": NARROW,
     "deepseek_coder": NARROW,
     "smollm2": NARROW,
     "llama2": EXACT,
@@ -179,3 +181,30 @@ def test_shown_tokens_make_the_text_that_the_library_decodes(
             assert shown == " " + right
             led += 1
     assert (led > 0) == (name in LEADING_SPACE)
+
+
+def test_the_real_tokenizer_of_smollm2_is_equal_everywhere(
+    smollm2_gguf: Path, model: Path, tmp_path: Path
+) -> None:
+    files = open_checkpoint(str(smollm2_gguf)).tokenizer
+    path = tmp_path / TOKENIZER_FILE
+    report = write_mtok(files, path)
+    assert (report.vocab_size, report.differences) == (49152, ())
+    texts = list(samples.corpus())
+    engine = run_engine(model, path, texts)
+    tokenizer = Tokenizer.from_str(files.tokenizer_json)
+    right = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    assert engine.ids == right
+    decoded = [tokenizer.decode(ids, skip_special_tokens=False) for ids in right]
+    assert [engine.decode(ids) for ids in right] == decoded
+
+
+@pytest.mark.parametrize("name", ["deepseek", "o200k"])
+def test_long_runs_pass_the_wide_matcher(name: str, model: Path, tmp_path: Path) -> None:
+    """The engine dies of twenty thousand and more; see docs/tokenizers.md."""
+    tokenizer = samples.sample(name)
+    path = tmp_path / TOKENIZER_FILE
+    write_mtok(TokenizerFiles(tokenizer.to_str()), path)
+    texts = ["好" * 3000, "a" * 3000, " " * 3000]
+    engine = run_engine(model, path, texts)
+    assert engine.ids == [encoding.ids for encoding in tokenizer.encode_batch(texts)]

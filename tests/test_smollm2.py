@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 TEXT = (
     "The blacksmith heated the iron until it glowed, then struck it: once, twice, three times. "
-    "def area(r):\n    return 3.14159 * r ** 2\n\nLa forge était froide ce matin-là. 鍛冶屋は鉄を打つ"
+    "def area(r):\n    return 3.14159 * r ** 2\n\nLa forge était froide ce matin-là. 鉄を打つ"
 )
 
 

@@ -25,7 +25,7 @@ def make_config(**changes: Any) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCAB,
         "hidden_size": 64,
-        "intermediate_size": 96,
+        "intermediate_size": 128,
         "num_hidden_layers": 1,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -196,9 +196,15 @@ def write_tokenizer(folder: Path, specials: tuple[str, ...] = SPECIALS) -> None:
 
 
 def logits(
-    config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], ids: list[int]
+    config: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    ids: list[int],
+    head: np.ndarray | None = None,
 ) -> np.ndarray:
-    """float64 [len(ids), vocab] of a plain llama (default rope, no biases), without a cache."""
+    """float64 [len(ids), vocab] of a plain llama (default rope, no biases), without a cache.
+
+    head: where a tied head is stored in another form than the embedding.
+    """
     w = {name: value.astype(np.float64) for name, value in tensors.items()}
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     n, dim = len(ids), config["hidden_size"] // heads
@@ -233,5 +239,6 @@ def logits(
         h = norm(x, f"{block}.post_attention_layernorm")
         gate = linear(h, "mlp.gate_proj")
         x = x + linear(gate / (1 + np.exp(-gate)) * linear(h, "mlp.up_proj"), "mlp.down_proj")
-    head = w.get("lm_head.weight", w["model.embed_tokens.weight"])
+    if head is None:
+        head = w.get("lm_head.weight", w["model.embed_tokens.weight"])
     return norm(x, "model.norm") @ head.T

@@ -11,9 +11,11 @@ from typing import Any
 
 from mnnsmith.errors import SourceError, UsageError
 
-# Larger than any index or tokenizer in use (tokenizer.json of 250k tokens: 35 MB).  Parsed, hostile
-# JSON takes some 25 times its size.
-JSON_LIMIT_BYTES = 96 << 20
+# Larger than any index or tokenizer in use (tokenizer.json of 250k tokens: 35 MB, 1.5 million
+# values, half a million lists).  Parsed, a file of empty lists would take 25 times its size.
+JSON_LIMIT_BYTES = 64 << 20
+_MAX_VALUES = 8_000_000
+_MAX_CONTAINERS = 2_000_000
 _SHOWN_CHARS = 80
 # Only text that escapes half of a surrogate pair can hold one alone.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -64,10 +66,21 @@ def read_text(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> str:
         raise SourceError(f"{path}: not UTF-8 text (byte {error.start}).") from error
 
 
+def check_json_bounds(text: str, where: str) -> None:
+    """Refuse JSON that would take gigabytes once parsed, by a count that may be somewhat high."""
+    containers = text.count("[") + text.count("{")
+    if containers > _MAX_CONTAINERS or text.count(",") > _MAX_VALUES:
+        raise SourceError(
+            f"{where}: holds more lists, objects or values than the {_MAX_CONTAINERS} or "
+            f"{_MAX_VALUES} that we accept."
+        )
+
+
 def parse_json(text: str, where: str) -> Any:
     """Parse JSON, refusing what has no one meaning: duplicate keys, half a surrogate pair."""
     if not text.strip():
         raise SourceError(f"{where}: the file is empty.", "Download it again.")
+    check_json_bounds(text, where)
     try:
         value = json.loads(text, object_pairs_hook=_object)
         if _SURROGATE.search(text):

@@ -8,7 +8,7 @@ from typing import Any
 
 from mnnsmith.bundle.manifest import Manifest, read_manifest
 from mnnsmith.errors import BundleError, SourceError
-from mnnsmith.files import is_file, read_json_object, read_text, user_path
+from mnnsmith.files import check_json_bounds, is_file, read_json_object, read_text, user_path
 
 TOKENIZER_JSON = "tokenizer.json"
 
@@ -47,7 +47,9 @@ class Bundle:
     def tokenizer_json(self) -> str:
         """The text of the original tokenizer."""
         try:
-            return read_text(self.path / TOKENIZER_JSON)
+            text = read_text(self.path / TOKENIZER_JSON)
+            check_json_bounds(text, str(self.path / TOKENIZER_JSON))
+            return text
         except SourceError as error:
             raise BundleError(error.message, "Convert the model again.") from error
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mnnsmith.errors import MissingResourceError, UsageError
+from mnnsmith.bundle.manifest import MANIFEST, read_manifest
+from mnnsmith.errors import BundleError, MissingResourceError, UsageError
 
 # `.NAME` + _PARTIAL + random: the new folder; with _LOCK after it, the lock that its maker holds;
 # with _OLD after it, the old folder while neither has the place.
@@ -76,6 +77,19 @@ def check_target(target: Path, *, replace: bool) -> None:
 
 
 def _check_target(target: Path, replace: bool) -> None:
+    name = str(target)
+    if name != os.fsencode(name).decode("utf-8", "replace"):
+        raise UsageError(
+            f"{name!a}: the path is not UTF-8 text, and the engine would not open it.",
+            "Choose another output.",
+        )
+    above = next(p for p in target.absolute().parents if os.path.lexists(p))
+    if not above.is_dir():
+        raise UsageError(f"{target}: {above} is not a folder.", "Choose another output.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise MissingResourceError(
+            f"{target}: {above} cannot be written.", "Check permissions, or choose another output."
+        )
     if not os.path.lexists(target):
         return
     if not target.is_dir():
@@ -90,6 +104,23 @@ def _check_target(target: Path, replace: bool) -> None:
         raise UsageError(
             f"{target}: is not empty and holds no mnnsmith bundle; --force replaces bundles only.",
             "Choose another output, or empty the folder yourself.",
+        )
+    _refuse_foreign_files(target)
+
+
+def _refuse_foreign_files(target: Path) -> None:
+    """What a user put beside a bundle's files must not go with them."""
+    try:
+        known = {*read_manifest(target).files, MANIFEST}
+    except BundleError:
+        # A damaged bundle, which is to be replaced; it cannot say what belongs to it.
+        return
+    foreign = sorted(p.name for p in target.iterdir() if p.name not in known)
+    if foreign:
+        raise UsageError(
+            f"{target}: holds files that are not the bundle's ({', '.join(foreign[:4])}), which "
+            "--force would delete.",
+            "Move them away, or choose another output.",
         )
 
 

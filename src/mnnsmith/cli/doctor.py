@@ -59,7 +59,7 @@ def doctor(
     for name, version in report["packages"].items():
         if version is None:
             problem = f"The package {name} is not installed."
-            findings.append(Finding(problem, "Install mnnsmith again: pip install mnnsmith"))
+            findings.append(Finding(problem, f"Install it: pip install {name}"))
     failure = None if no_self_test else _self_test(report)
     report["findings"] = [{"problem": f.problem, "remedy": f.remedy} for f in findings]
     if json_output:
@@ -105,7 +105,7 @@ def _extras(
             findings.append(
                 Finding(
                     f"The optional extra {extra!r} is not installed ({', '.join(missing)}).",
-                    f"pip install 'mnnsmith[{extra}]'",
+                    f"pip install {' '.join(missing)}",
                 )
             )
     return found

@@ -31,7 +31,7 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
         if tensor is None:
             problems.append(f"{slot.tensor} is missing")
             continue
-        rows, width = _wanted(slot)
+        rows, width = slot_rows(slot)
         if tensor.shape[1:] != width or not tensor.shape:
             wanted = [f"at least {int(rows.max()) + 1}", *map(str, width)]
             problems.append(
@@ -44,7 +44,7 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
         taken[slot.tensor].append(rows)
     for name, parts in taken.items():
         problems += _row_problems(name, parts, checkpoint.tensors[name])
-    unused = sorted(set(checkpoint.tensors) - set(taken))
+    unused = sorted(set(checkpoint.tensors) - {slot.tensor for slot in _slots(model)})
     ignored, notes = _ignored(model, checkpoint, unused)
     problems += [f"{name} is not used" for name in unused if name not in ignored]
     if problems:
@@ -69,7 +69,7 @@ def _slots(model: LanguageModel) -> Iterable[MatrixSlot | VectorSlot | ConstantS
                 yield slot
 
 
-def _wanted(
+def slot_rows(
     slot: MatrixSlot | VectorSlot | ConstantSlot,
 ) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
     """The rows of the tensor that a slot takes, and the rest of the tensor's shape."""

@@ -17,7 +17,7 @@ from mnnsmith.bundle.staging import check_target, staged_folder
 from mnnsmith.conversion.account import check_tensors
 from mnnsmith.conversion.activity import activity
 from mnnsmith.conversion.plan import Plan, make_plan
-from mnnsmith.conversion.prove import prove_bundle
+from mnnsmith.conversion.prove import Proof, prove_bundle
 from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
 from mnnsmith.errors import RecipeError, SourceError, UsageError
@@ -31,7 +31,7 @@ from mnnsmith.mnn.config_files import (
     run_config,
 )
 from mnnsmith.mnn.graph_json import ENGINE_VERSION, Weights, graph_json
-from mnnsmith.mnn.mtok import write_mtok
+from mnnsmith.mnn.mtok import MtokReport, write_mtok
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.registry import build_language_model, require_supported
@@ -43,7 +43,7 @@ from mnnsmith.quant.recipe import (
     parse_recipe,
     parse_recipe_name,
 )
-from mnnsmith.sources.checkpoint import Checkpoint
+from mnnsmith.sources.checkpoint import Checkpoint, read_model_type
 from mnnsmith.sources.open import open_checkpoint
 from mnnsmith.version import __version__
 
@@ -77,7 +77,8 @@ class Prepared:
     def bundle_bytes(self) -> int:
         """Size of the finished bundle, less than a percent off (graph and tokenizer estimated)."""
         tokenizer = len(self.checkpoint.tokenizer.tokenizer_json.encode())
-        return self.plan.weight_bytes + 2 * tokenizer + 600 * len(self.model.graph.nodes)
+        operators = sum(1 for _ in self.model.graph.all_nodes())
+        return self.plan.weight_bytes + 2 * tokenizer + 600 * operators
 
 
 def prepare(
@@ -92,7 +93,7 @@ def prepare(
     chosen = None if recipe is None else load_recipe(recipe)
     checkpoint = open_checkpoint(
         model, revision=revision, offline=offline,
-        accept=lambda config: require_supported(config.get("model_type"), str(model)),
+        accept=lambda config: require_supported(read_model_type(config, str(model)), str(model)),
     )  # fmt: skip
     if chosen is None:
         chosen = parse_recipe_name(KEEP if checkpoint.format == "gguf" else DEFAULT_RECIPE)
@@ -196,8 +197,9 @@ def _fill(
     checkpoint, plan = ready.checkpoint, ready.plan
     # First, because a tokenizer that cannot be expressed should not cost the time of the weights.
     report("tokenizer", 0, 1)
-    write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
+    tokenizer = write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
     (folder / TOKENIZER_JSON).write_text(checkpoint.tokenizer.tokenizer_json, encoding="utf-8")
+    report("tokenizer", 1, 1)
     write_weights(
         plan, checkpoint, folder / WEIGHT_FILE, threads=threads,
         progress=lambda done, total: report("weights", done, total),
@@ -205,9 +207,10 @@ def _fill(
     report("graph", 0, 1)
     _write_graph(folder, ready)
     _write_configs(folder, ready)
+    report("graph", 1, 1)
     report("proof", 0, 1)
-    proof = prove_bundle(folder, ready.model, plan)
-    _write_manifest(folder, ready, hashes, proof)
+    proof = prove_bundle(folder, ready.model, plan, checkpoint.tokenizer)
+    _write_manifest(folder, ready, hashes, proof, tokenizer)
     report("proof", 1, 1)
 
 
@@ -232,7 +235,7 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             tokenizer.bos_token, tokenizer.eos_token,
         ),
         "config.json": run_config(
-            sampling_defaults(ready), blockwise=ready.plan.blockwise,
+            sampling_defaults(ready), blockwise=ready.plan.blockwise, fits_fp16=model.fits_fp16,
             mapped=model.mixture and ready.plan.all_integer,
         ),
     }  # fmt: skip
@@ -273,7 +276,11 @@ def sampling_defaults(ready: Prepared) -> dict[str, Any]:
 
 
 def _write_manifest(
-    folder: Path, ready: Prepared, hashes: Mapping[Path, Future[str]], proof: Mapping[str, Any]
+    folder: Path,
+    ready: Prepared,
+    hashes: Mapping[Path, Future[str]],
+    proof: Proof,
+    tokenizer: MtokReport,
 ) -> None:
     checkpoint, model, plan = ready.checkpoint, ready.model, ready.plan
     origin = checkpoint.origin
@@ -307,15 +314,20 @@ def _write_manifest(
         "generation": sampling_defaults(ready),
         "recipe": describe(ready.recipe),
         "weights": {
-            task.slot.tensor + (f"[{task.slot.first_row}:]" if task.slot.first_row else ""): {
+            task.name: {
+                "tensor": task.slot.tensor,
                 "scheme": task.scheme_name,
                 "source": task.tensor.dtype,
                 "carried": task.carried,
             }
             for task in plan.matrices
         },
-        "notes": list(ready.notes),
-        "proof": proof,
+        "tokenizer": {
+            "rewritten": list(tokenizer.rewritten),
+            "engine_differences": list(tokenizer.differences),
+        },
+        "notes": [*ready.notes, *proof.notes, *_tokenizer_notes(tokenizer, model.head.rows)],
+        "proof": proof.data,
         "files": {
             name: {"sha256": sha256_of(folder / name), "bytes": (folder / name).stat().st_size}
             for name in names
@@ -326,3 +338,14 @@ def _write_manifest(
 def _file_name(path: str | Path) -> str:
     """The last part of a path as text; bytes that are no text become U+FFFD."""
     return os.fsencode(Path(path).name).decode("utf-8", "replace")
+
+
+def _tokenizer_notes(tokenizer: MtokReport, rows: int) -> list[str]:
+    """What an app that tokenizes with the engine should know; `rows` are those of the embedding."""
+    notes = [f"the engine's own tokenizer differs: {text}" for text in tokenizer.differences]
+    if tokenizer.vocab_size > rows:
+        notes.append(
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model {rows} embeddings: ids from "
+            f"{rows} on must not be fed"
+        )
+    return notes

@@ -24,14 +24,19 @@ from mnnsmith.mnn.weight_records import (
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.quant.keep import nearest_scheme
 from mnnsmith.quant.recipe import Recipe, Target
-from mnnsmith.quant.scheme import Scheme
+from mnnsmith.quant.scheme import BLOCKS, Scheme
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor
 
 
 @dataclass(frozen=True)
 class MatrixTask:
-    """One matrix to write. `carried`: the source's blocks are copied, not quantized anew."""
+    """One matrix to write.
 
+    name: the operator that uses it, or "embedding".  carried: the source's blocks are copied, not
+    quantized anew.  note: where the recipe's wish did not fit.
+    """
+
+    name: str
     slot: MatrixSlot
     tensor: Tensor
     record: MatrixRecord
@@ -123,9 +128,10 @@ def make_plan(model: LanguageModel, checkpoint: Checkpoint, recipe: Recipe) -> P
             elif isinstance(slot, ConstantSlot):
                 planner.add_vector((node.name, part), slot, 4 * math.prod(slot.shape))
     embedding = planner.add_embedding(model)
+    planner.check_rules()
     return Plan(
         tuple(planner.matrices), tuple(planner.vectors), planner.records, embedding,
-        planner.end, tuple(dict.fromkeys(planner.notes)),
+        planner.end, planner.all_notes(),
     )  # fmt: skip
 
 
@@ -133,7 +139,9 @@ def scheme_of(encoding: Encoding) -> Scheme:
     """The recipe's word for a stored form."""
     if isinstance(encoding, FloatEncoding):
         return Scheme(encoding.bits)
-    return Scheme(encoding.bits, encoding.block, encoding.symmetric, encoding.scale_bits)
+    # A block of another width is a whole row, which schemes write without a block.
+    block = encoding.block if encoding.block in BLOCKS else 0
+    return Scheme(encoding.bits, block, encoding.symmetric, encoding.scale_bits)
 
 
 class _Planner:
@@ -145,7 +153,8 @@ class _Planner:
         self.matrices: list[MatrixTask] = []
         self.vectors: list[VectorTask] = []
         self.records: dict[tuple[str, str], Record] = {}
-        self.notes: list[str] = []
+        self._notes: list[str] = []
+        self._used: set[int] = set()
         self.end = 0
         if recipe.keep and checkpoint.format != "gguf":
             raise RecipeError(
@@ -174,10 +183,8 @@ class _Planner:
         record = matrix_record(self.end, slot.rows, slot.cols, encoding, bias is not None)
         self.end = record.end
         self.records[key] = record
-        task = MatrixTask(slot, tensor, record, bias, carried, note)
+        task = MatrixTask(key[0], slot, tensor, record, bias, carried, note)
         self.matrices.append(task)
-        if note is not None:
-            self.notes.append(f"{slot.tensor}: {note}")
         return task
 
     def add_embedding(self, model: LanguageModel) -> MatrixRecord:
@@ -188,7 +195,27 @@ class _Planner:
             head = next(t for t in self.matrices if t.slot.role is Role.HEAD)
             if head.record.encoding == encoding:
                 return head.record
+            self._notes.append(
+                f"the embedding is stored a second time, as {scheme_of(encoding).name}: the recipe "
+                f"gives the head, which is the same tensor, {head.scheme_name}"
+            )
         return self.add_matrix(("embedding", "weight"), slot, None).record
+
+    def check_rules(self) -> None:
+        """A rule that matches nothing is a mistake that would go unseen."""
+        unused = sorted(set(range(len(self._recipe.rules))) - self._used)
+        if unused:
+            rule = self._recipe.rules[unused[0]]
+            raise RecipeError(
+                f"Recipe {self._recipe.name}: rule {unused[0]} ({rule.describe()}) decides about "
+                f"no weight of {self._checkpoint.origin}.",
+                "It names nothing in this model, or an earlier rule takes all that it names.",
+            )
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Notes of the matrices, equal ones counted, and of the whole."""
+        counted = Counter(task.note for task in self.matrices if task.note is not None)
+        return (*(f"{n} x {note}" for note, n in counted.items()), *self._notes)
 
     def _tensor(self, slot: MatrixSlot) -> Tensor:
         tensor = self._checkpoint.tensors.get(slot.tensor)
@@ -202,6 +229,8 @@ class _Planner:
             return self._kept(slot, tensor)
         target = Target(slot.tensor, slot.role.value, slot.layer, slot.rows, slot.cols)
         choice = self._recipe.choose(target)
+        if choice.rule is not None:
+            self._used.add(choice.rule)
         return _encoding(choice.scheme, slot.cols), False, choice.note
 
     def _kept(self, slot: MatrixSlot, tensor: Tensor) -> tuple[Encoding, bool, str | None]:

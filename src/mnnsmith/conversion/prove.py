@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +10,87 @@ import numpy as np
 
 from mnnsmith.conversion.plan import Plan
 from mnnsmith.engine import Engine
-from mnnsmith.errors import ConversionError
+from mnnsmith.errors import ConversionError, TemplateError
 from mnnsmith.models.language_model import LanguageModel
+from mnnsmith.sources.checkpoint import TokenizerFiles
+from mnnsmith.text.template import ChatTemplate
 
 # The engine holds the weights in memory; beyond this, loading costs more than converting.
 _LOAD_LIMIT_BYTES = 1 << 30
 _PROBE_TOKENS = 4
 
 
-def prove_bundle(folder: Path, model: LanguageModel, plan: Plan) -> dict[str, Any]:
-    """Load the bundle and run a few tokens through it; returns what was proved.
+# Dialogues on which the engine's own template code is compared with jinja2.
+_DIALOGUES: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "Hello, who are you?"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}],
+    [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "And of <Italy> & 'Spain'?"},
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was proved.  `notes` are for the user; `data` goes into the manifest."""
+
+    data: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def prove_bundle(
+    folder: Path, model: LanguageModel, plan: Plan, tokenizer: TokenizerFiles
+) -> Proof:
+    """Load the bundle, run a few tokens and the chat template through it.
 
     Raises `EngineError` if it does not load, `ConversionError` if the logits are not finite or all
-    equal.  A bundle whose weights exceed 1 GiB is not loaded here, and says so.
+    equal, `TemplateError` for a template that does not compile.  A bundle whose weights exceed
+    1 GiB is not loaded here, and says so.
     """
     if plan.weight_bytes > _LOAD_LIMIT_BYTES:
-        return {"loaded": False, "reason": "weights exceed 1 GiB; `mnnsmith check --load` does it"}
+        reason = "weights exceed 1 GiB; `mnnsmith check --load` does it"
+        return Proof({"loaded": False, "reason": reason})
     # Mapped, the weights would be written a second time.
-    probe(folder, model.head.rows, model.max_context, config={"use_mmap": False})
-    return {"loaded": True}
+    with Engine(folder, memory="low", config={"use_mmap": False}) as engine:
+        _check_logits(engine, model.head.rows, model.max_context)
+        if tokenizer.chat_template is None:
+            return Proof({"loaded": True})
+        same = _same_prompts(engine, tokenizer, tokenizer.chat_template)
+    note = (
+        "the engine's own code renders this chat template differently from jinja2 (mnnsmith run "
+        "and chat use jinja2): an app must render the prompt itself, see docs/tokenizers.md"
+    )
+    return Proof({"loaded": True, "engine_template_equal": same}, () if same else (note,))
 
 
-def probe(
-    folder: Path, vocabulary: int, max_context: int, config: Mapping[str, Any] | None = None
-) -> None:
-    """Load a bundle in the engine and run a few tokens through it; raises if that goes wrong.
+def probe(folder: Path, vocabulary: int, max_context: int) -> None:
+    """Load a bundle in the engine and run a few tokens through it; raises if that goes wrong."""
+    with Engine(folder, memory="low") as engine:
+        _check_logits(engine, vocabulary, max_context)
 
-    config: as for `Engine`.
-    """
+
+def _same_prompts(engine: Engine, tokenizer: TokenizerFiles, source: str) -> bool:
+    """Whether the engine makes the same prompts of some dialogues, or both refuse them."""
+    template = ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
+    try:
+        for dialogue in _DIALOGUES:
+            try:
+                expected = template.render(dialogue)
+            except TemplateError:
+                # Such as a template that takes no system message: nothing to compare.
+                continue
+            if engine.engine_apply_template(dialogue) != expected:
+                return False
+    finally:
+        template.close()
+    return True
+
+
+def _check_logits(engine: Engine, vocabulary: int, max_context: int) -> None:
     ids = [(7919 * (i + 1)) % vocabulary for i in range(min(_PROBE_TOKENS, max_context))]
-    with Engine(folder, memory="low", config=config) as engine:
-        logits = engine.forward(ids)
+    logits = engine.forward(ids)
     if logits.shape != (vocabulary,):
         raise ConversionError(
             f"The converted model gives logits of shape {logits.shape}, expected ({vocabulary},)."

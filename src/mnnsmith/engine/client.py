@@ -7,6 +7,7 @@ your parent" signal, which really watches the starting thread, lasts as long as 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import queue
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from mnnsmith.errors import EngineError
 RUNNER = Path(__file__).with_name("runner.py")
 LOG_TAIL_BYTES = 3000
 EXIT_GRACE_S = 5.0
+WAIT_SLICE_S = 1.0
 
 Header = Mapping[str, Any]
 
@@ -201,16 +204,20 @@ class Runner:
         return header, results
 
     def _receive(self, op: str, silence_s: float) -> tuple[Header, Arrays]:
-        try:
-            reply = self._process.replies.get(timeout=silence_s)
-        except queue.Empty:
+        deadline = time.monotonic() + silence_s
+        reply = None
+        while reply is None and (left := deadline - time.monotonic()) > 0:
+            # In slices: Python looks at a signal that met another thread only between two calls.
+            with contextlib.suppress(queue.Empty):
+                reply = self._process.replies.get(timeout=min(left, WAIT_SLICE_S))
+        if reply is None:
             log = self.log_tail()
             self.kill()
             raise EngineError(
                 f"the engine gave no sign of life for {silence_s:g} s during {op!r} and was "
                 f"stopped. Its last output:\n{log}",
                 "Allow more time, or use a smaller model.",
-            ) from None
+            )
         if isinstance(reply, str):
             log = self.log_tail()
             self.close()

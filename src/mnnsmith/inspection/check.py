@@ -92,9 +92,12 @@ def _graph(bundle: Bundle) -> str:
     spans = []
     operators = mnn_to_graph_json(bundle.path / MODEL_FILE)["oplists"]
     for operator in operators:
-        external = operator.get("main", {}).get("external", [])
+        main = operator.get("main") if isinstance(operator, dict) else None
+        external = main.get("external") if isinstance(main, dict) else None
         if external:
-            spans.append((external[0], external[0] + sum(external[1:4]), operator["name"]))
+            _check_integers(external, f"{operator.get('name')}: external")
+            stop = external[0] + sum(external[1:4])
+            spans.append((external[0], stop, str(operator.get("name"))))
     end, last = 0, ""
     for start, stop, name in sorted(spans):
         if start < end or stop > size:
@@ -103,10 +106,27 @@ def _graph(bundle: Bundle) -> str:
                 + (f"overlap those of {last}" if start < end else f"end beyond {size}")
             )
         end, last = stop, name
-    tie = read_json_object(bundle.path / "llm_config.json").get("tie_embeddings", {})
-    if tie.get("alpha_offset", 0) + tie.get("alpha_size", 0) > size:
-        raise BundleError("tie_embeddings: its scales end beyond the weight file")
+    _check_embedding(bundle, size)
     return f"{len(operators)} operators, {len(spans)} with weights"
+
+
+def _check_embedding(bundle: Bundle, size: int) -> None:
+    """The rows and scales that embeddings are read from lie inside the weight file."""
+    config = read_json_object(bundle.path / "llm_config.json")
+    tie, hidden = config.get("tie_embeddings"), config.get("hidden_size")
+    if not isinstance(tie, dict):
+        raise BundleError("llm_config.json: tie_embeddings must be an object")
+    keys = ("weight_offset", "alpha_offset", "alpha_size", "quant_bit")
+    _check_integers([hidden, *(tie.get(key) for key in keys)], "llm_config.json: tie_embeddings")
+    assert isinstance(hidden, int)
+    codes_end = tie["weight_offset"] + bundle.vocab_size * hidden * tie["quant_bit"] // 8
+    if max(codes_end, tie["alpha_offset"] + tie["alpha_size"]) > size:
+        raise BundleError(f"tie_embeddings: the embedding ends beyond the weight file ({size})")
+
+
+def _check_integers(values: list[Any], what: str) -> None:
+    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
+        raise BundleError(f"{what}: expected whole numbers, found {values!r:.80}")
 
 
 def _load(bundle: Bundle) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnnsmith.conversion.account import check_tensors
 from mnnsmith.conversion.activity import Activity, Experts, activity
 from mnnsmith.conversion.plan import Plan, make_plan
+from mnnsmith.conversion.planned import planned_tensors
 from mnnsmith.errors import RecipeError, UnsupportedError
 from mnnsmith.graph.weights import ConstantSlot, MatrixSlot
 from mnnsmith.models.context import ContextLimits
@@ -113,11 +115,11 @@ class Inspection:
 
 
 def inspect(model: str | Path, *, revision: str | None = None, offline: bool = False) -> Inspection:
-    """Look at a model; no weight is read.
+    """Look at a model; no weight is read, and of a hub model none is fetched.
 
     Raises `SourceError` for damaged sources; an unsupported model is an answer, not an error.
     """
-    checkpoint = open_checkpoint(model, revision=revision, offline=offline)
+    checkpoint = open_checkpoint(model, revision=revision, offline=offline, weights=False)
     dtypes = dict(Counter(t.dtype for t in checkpoint.tensors.values()).most_common())
     try:
         built, unread = build_language_model(
@@ -128,7 +130,14 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
             checkpoint.origin, checkpoint.format, checkpoint.model_type, error.message, dtypes,
             notes=checkpoint.notes,
         )  # fmt: skip
-    notes = (*checkpoint.notes, *built.notes, *check_tensors(built, checkpoint))
+    notes = (*checkpoint.notes, *built.notes)
+    if checkpoint.tensors:
+        notes = (*notes, *check_tensors(built, checkpoint))
+    else:
+        dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+        checkpoint = replace(checkpoint, tensors=planned_tensors(built, dtype))
+        dtypes = dict(Counter(t.dtype for t in checkpoint.tensors.values()))
+        notes = (*notes, "told from config.json alone; the weights are not fetched yet")
     if unread:
         notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
     roles = _roles(built, checkpoint)
@@ -162,7 +171,8 @@ def _recipe(name: str, model: LanguageModel, checkpoint: Checkpoint) -> RecipeSu
     try:
         plan = make_plan(model, checkpoint, parse_recipe_name(name))
     except RecipeError as error:
-        return RecipeSummary(name, 0, 0.0, 0, error.message)
+        problem = error.message.removeprefix(f"Recipe {name}: {name} does not fit ")
+        return RecipeSummary(name, 0, 0.0, 0, problem)
     used = activity(model, plan)
     rest = run_bytes(0, model.kv_bytes_per_token(2), model.max_context) + used.module_bytes
     needed = rest + plan.weight_bytes
@@ -209,16 +219,9 @@ def _roles(model: LanguageModel, checkpoint: Checkpoint) -> dict[str, RoleSummar
     return {
         role: RoleSummary(
             len(found),
-            sum(_size(checkpoint.tensors[n].shape) for n in found),
+            sum(math.prod(checkpoint.tensors[n].shape) for n in found),
             sum(checkpoint.tensors[n].nbytes for n in found),
         )
         for role, found in names.items()
         if found
     }
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for dim in shape:
-        size *= dim
-    return size

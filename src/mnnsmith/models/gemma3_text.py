@@ -70,13 +70,13 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     )  # fmt: skip
     return LanguageModel(
         g, embedding, head, block.hidden, layers, block.shape, context,
-        sliding_window=next((w for w in windows if w), None), notes=notes,
+        sliding_window=next((w for w in windows if w), None), fits_fp16=False, notes=notes,
     )  # fmt: skip
 
 
 def _block(config: ConfigReader) -> _Block:
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-        config.absent(key, "The engine's attention has no soft cap.")
+    config.absent("attn_logit_softcapping", "The engine's attention has no soft cap.")
+    config.absent("final_logit_softcapping", "No released model of this type has one.")
     config.only("use_bidirectional_attention", (False,), False, "The engine attends causally.")
     config.only("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh", "")
     config.raw("hidden_act")

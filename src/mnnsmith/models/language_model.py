@@ -25,6 +25,7 @@ class LanguageModel:
     attention: heads, widths and scale, for the engine's configuration and the KV cache's size.
     max_context: the longest context for which the graph is exact, in tokens.
     sliding_window: its width in tokens, None if every layer sees everything.
+    fits_fp16: whether activations stay within the range of fp16, in which phones compute.
     notes: what the user should know ("context limited to 4096: ...").
     """
 
@@ -36,6 +37,7 @@ class LanguageModel:
     attention: AttentionShape
     max_context: int
     sliding_window: int | None = None
+    fits_fp16: bool = True
     ignored: tuple[IgnoredTensors, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -21,6 +21,8 @@ from mnnsmith.models.config import ConfigReader
 
 # Positions are split as 4096 * high + low, so that two small tables give any position.
 _LOW_POSITIONS = 4096
+# Positions that the tables have at least.
+_TABLE_POSITIONS = 1 << 18
 # What transformers takes where a config names no base.
 _DEFAULT_THETA = 10000.0
 # Beyond these nothing in use comes near, and the formulas leave the range of their numbers.
@@ -57,16 +59,15 @@ def rope_settings(config: ConfigReader) -> dict[str, Any]:
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if value is not None and not isinstance(value, Mapping):
             raise config.error(f"{name} must be an object, not {value!r:.60}")
+    # Where both stand, transformers takes rope_scaling alone.
+    fields = dict(scaling or parameters or {})
+    if "type" in fields:
+        fields.setdefault("rope_type", fields.pop("type"))
     settings: dict[str, Any] = {
         "rope_theta": _DEFAULT_THETA if theta is None else theta,
         "rope_type": "default",
+        **{key: value for key, value in fields.items() if value is not None},
     }
-    for given in (scaling, parameters):
-        if given is not None:
-            fields = dict(given)
-            if "type" in fields:
-                fields.setdefault("rope_type", fields.pop("type"))
-            settings.update({k: v for k, v in fields.items() if v is not None})
     if not isinstance(settings["rope_type"], str):
         raise config.error(f"rope_type must be a text, not {settings['rope_type']!r:.60}")
     return settings
@@ -211,11 +212,14 @@ def rope_tables(
     positions: [seq] int32.  With p = 4096 h + l the angles add: cos(p w) = cos(4096 h w) cos(l w)
     - sin(4096 h w) sin(l w).  No product of position and frequency is formed on the device, where
     fp16 would ruin it.  Angles of the low table are rounded to float32 as transformers rounds them,
-    so the first 4096 positions (h = 0) are those of transformers, rounding included.
+    so the first 4096 positions (h = 0) are those of transformers, rounding included.  The tables
+    reach beyond `max_context`: the engine does not know the limit, and an app that goes on should
+    meet a model outside of its range rather than memory outside of a table.
     """
-    low_positions = np.arange(min(max_context, _LOW_POSITIONS), dtype=np.float32)
+    low_positions = np.arange(_LOW_POSITIONS, dtype=np.float32)
     low_angles = (low_positions[:, None] * rope.inverse).astype(np.float64)
-    high_positions = np.arange(-(-max_context // _LOW_POSITIONS)) * float(_LOW_POSITIONS)
+    high_rows = -(-max(max_context, _TABLE_POSITIONS) // _LOW_POSITIONS)
+    high_positions = np.arange(high_rows) * float(_LOW_POSITIONS)
     high_angles = high_positions[:, None] * rope.inverse.astype(np.float64)
     step = g.integers([_LOW_POSITIONS], ())
     high = g.binary("divide", positions, step, f"{name}/high")

@@ -62,13 +62,23 @@ class Rule:
             return False
         return self.tensor is None or fnmatch.fnmatchcase(target.tensor, self.tensor)
 
+    def describe(self) -> str:
+        """The rule in a few words, for messages."""
+        parts = [("role", self.role), ("tensor", self.tensor), ("layers", self.layers)]
+        given = ", ".join(f"{key} {value}" for key, value in parts if value is not None)
+        return f"{given or 'everything'}: {self.scheme.name}"
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The scheme for one weight; `note` is set where the recipe's wish did not fit."""
+    """The scheme for one weight, and the number of the rule that chose it (None: the default).
+
+    note: set where the recipe's wish did not fit.
+    """
 
     scheme: Scheme
     note: str | None = None
+    rule: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,11 +101,12 @@ class Recipe:
 
     def choose(self, target: Target) -> Choice:
         """The scheme of one weight; raises `RecipeError` where it cannot be."""
-        rule = next((r for r in self.rules if r.matches(target)), None)
-        scheme = self.default if rule is None else rule.scheme
+        rule = next((i for i, r in enumerate(self.rules) if r.matches(target)), None)
+        scheme = self.default if rule is None else self.rules[rule].scheme
         if target.role == "embedding" and scheme.bits == 32:
-            return Choice(Scheme(16), "the engine reads float embeddings at 16 bits only")
-        return self._fit(scheme, target)
+            note = "embedding at fp16: the engine reads float embeddings at 16 bits only"
+            return Choice(Scheme(16), note, rule)
+        return replace(self._fit(scheme, target), rule=rule)
 
     def _fit(self, scheme: Scheme, target: Target) -> Choice:
         if scheme.is_float or target.cols % (scheme.block or 8) == 0:
@@ -161,10 +172,12 @@ def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
         raise RecipeError(f"{where}: name must be letters, digits, '.', '_' and '-': {name!r:.60}.")
     misfit = data.get("misfit", "error")
     if misfit not in _MISFITS:
-        raise RecipeError(f"{where}: misfit must be one of {_MISFITS}, not {misfit!r:.60}.")
+        raise RecipeError(
+            f"{where}: misfit must be one of {', '.join(_MISFITS)}, not {misfit!r:.60}."
+        )
     mla = data.get("mla", MLA_FORMS[0])
     if mla not in MLA_FORMS:
-        raise RecipeError(f"{where}: mla must be one of {MLA_FORMS}, not {mla!r:.60}.")
+        raise RecipeError(f"{where}: mla must be one of {', '.join(MLA_FORMS)}, not {mla!r:.60}.")
     if "default" not in data:
         raise RecipeError(f"{where}: default is missing.", 'Add, for example, "default": "w4g64".')
     rules = data.get("rules", [])

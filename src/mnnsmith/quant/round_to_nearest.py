@@ -57,7 +57,9 @@ def round_to_nearest(
         if not symmetric:
             zero = (low + np.float32(half) * scale).astype(stored).astype(np.float32)
     _check(low, high, scale, zero)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    # Below the normal numbers the inverse overflows; such a block is its zero point throughout.
+    usable = scale >= np.finfo(np.float32).tiny
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=usable)
     if zero is not None:
         x -= zero[:, None]
     x *= inverse[:, None]

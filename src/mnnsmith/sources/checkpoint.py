@@ -140,10 +140,15 @@ class Checkpoint:
 
     @property
     def model_type(self) -> str:
-        value = self.config.get("model_type")
-        if not isinstance(value, str) or not value:
-            raise SourceError(
-                f"{self.origin}: config.json has no model_type.",
-                "Is this a transformers checkpoint? Its config.json must name the architecture.",
-            )
-        return value
+        return read_model_type(self.config, self.origin)
+
+
+def read_model_type(config: Mapping[str, Any], origin: str) -> str:
+    """The architecture that a config names."""
+    value = config.get("model_type")
+    if not isinstance(value, str) or not value:
+        raise SourceError(
+            f"{origin}: config.json has no model_type.",
+            "Is this a transformers checkpoint? Its config.json must name the architecture.",
+        )
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def fetch(repository: str, *, revision: str | None, offline: bool, weights: bool
             f"{repository}: there is no such model on the hub, or it is private.",
             "Check the spelling; for a private model set HF_TOKEN.",
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError) as error:
+    except errors.LocalEntryNotFoundError as error:
         if local_only:
             raise MissingResourceError(
                 f"{repository}: not whole in the local cache, and offline mode is on.",
@@ -66,10 +67,18 @@ def fetch(repository: str, *, revision: str | None, offline: bool, weights: bool
         raise _unreachable(repository, error) from error
     except errors.HFValidationError as error:
         raise SourceError(f"{repository}: not a valid hub id: {error}") from error
-    except (errors.HfHubHTTPError, OSError) as error:
+    except _transport_errors() as error:
         raise _unreachable(repository, error) from error
     path = Path(folder)
     return Fetched(path, path.name)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """The hub's own, and what it lets through of the library below, which differs by version."""
+    from huggingface_hub import errors
+
+    below = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+    return (errors.HfHubHTTPError, OSError, *(module.HTTPError for module in below))
 
 
 def _unreachable(repository: str, error: Exception) -> MissingResourceError:

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.errors import SourceError, UnsupportedError
-from mnnsmith.files import is_file, parse_json, read_json_object, read_text
+from mnnsmith.files import (
+    check_json_bounds,
+    is_file,
+    parse_json,
+    read_json_object,
+    read_text,
+)
 from mnnsmith.sources.chat_template import read_chat_template, read_special_tokens
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, TokenizerFiles
 from mnnsmith.sources.experts import split_experts
@@ -22,7 +28,13 @@ _CONFIG_LIMIT_BYTES = 4 << 20
 _MAX_SHARDS = 4096
 
 
-def open_folder(folder: Path, origin: str | None = None, revision: str | None = None) -> Checkpoint:
+def open_folder(
+    folder: Path,
+    origin: str | None = None,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+) -> Checkpoint:
     """Open a folder as `transformers` saves it; no weight is read.
 
     Raises `SourceError` for anything missing, damaged or contradictory, `UnsupportedError` for
@@ -36,7 +48,7 @@ def open_folder(folder: Path, origin: str | None = None, revision: str | None = 
         read_json_object(generation_path, _CONFIG_LIMIT_BYTES) if generation_path.is_file() else {}
     )
     tokenizer, tokenizer_files = _tokenizer(folder, config, generation)
-    tensors, weight_files = open_weights(folder)
+    tensors, weight_files = open_weights(folder) if weights else ({}, [])
     quantization = config.get("quantization_config")
     if quantization is not None and not isinstance(quantization, Mapping):
         raise SourceError(f"{config_path}: quantization_config must be an object.")
@@ -148,6 +160,7 @@ def _tokenizer(
         "chat_template.json",
     )  # fmt: skip
     text = read_text(path)
+    check_json_bounds(text, str(path))
     files = [path, *(folder / n for n in names if (folder / n).is_file())]
     return TokenizerFiles(
         tokenizer_json=text,

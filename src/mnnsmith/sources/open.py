@@ -20,12 +20,14 @@ def open_checkpoint(
     *,
     revision: str | None = None,
     offline: bool = False,
+    weights: bool = True,
     accept: Callable[[Mapping[str, Any]], object] = lambda config: None,
 ) -> Checkpoint:
     """Open what the user named; weights stay unread.
 
     model: a folder, a `.gguf` file (any part of a split one), or `org/name` on the hub.
     revision: branch, tag or commit on the hub.  offline: use the hub's local cache only.
+    weights: False leaves the weights of a hub model where they are: `tensors` is then empty.
     accept: is given the config and may refuse it by raising, before weights are fetched or opened.
     """
     path = user_path(model)
@@ -51,6 +53,8 @@ def open_checkpoint(
 
         small = fetch(name, revision=revision, offline=offline, weights=False)
         accept(read_config(small.folder))
+        if not weights:
+            return open_folder(small.folder, origin=name, revision=small.commit, weights=False)
         whole = fetch(name, revision=small.commit, offline=offline, weights=True)
         return open_folder(whole.folder, origin=name, revision=whole.commit)
     raise SourceError(

@@ -28,8 +28,8 @@ def build(tokenizer: TokenizerFiles, notes: Notes) -> form.Mtok:
     root = read_json(tokenizer.tokenizer_json)
     model = root.need_child("model")
     decoder = decoders.translate(root.child("decoder"), root, notes)
-    chat = tokenizer.chat_template is not None
-    steps = normalizers.translate(root.child("normalizer"), notes)
+    chat = bool(tokenizer.chat_template)
+    steps, ahead = normalizers.translate(root.child("normalizer"), notes)
     pre_node = root.child("pre_tokenizer")
     parts = pretokenizers.translate(pre_node, chat, notes)
     leaves = pretokenizers.flatten(pre_node)
@@ -40,11 +40,12 @@ def build(tokenizer: TokenizerFiles, notes: Notes) -> form.Mtok:
     model_form, added = _model(root, model, byte_level, decoder, notes)
     if isinstance(model_form, form.Bpe):
         steps, parts = split_at_spaces(steps, parts, _merged_texts(model_form), notes)
+    parts = [*ahead, *parts]
     _check_decoder(model_form, decoder, root, notes)
     _note_added(root, added, notes)
     prefix = plan_prefix(
         read_prefix(root.child("post_processor")),
-        tokenizer.chat_template,
+        tokenizer.chat_template or None,
         tokenizer.bos_token,
         notes,
     )
@@ -116,7 +117,7 @@ def _shown_bytes(added: Sequence[Added], spec: vocabulary.BpeSpec, notes: Notes)
     """
     characters = vocabulary.byte_characters()
     values = {char: value for value, char in characters.items()}
-    taken = {token for pair in spec.merges for token in (*pair, "".join(pair))} | set(spec.vocab)
+    merged = {token for pair in spec.merges for token in (*pair, "".join(pair))}
     shown = {}
     for entry in added:
         text = entry.token.content
@@ -128,7 +129,7 @@ def _shown_bytes(added: Sequence[Added], spec: vocabulary.BpeSpec, notes: Notes)
         spelled = "".join(characters[value] for value in right)
         if engine == right:
             continue
-        if text in taken or spelled in taken:
+        if text in merged or len(text) == 1 or spelled in spec.vocab:
             notes.differs(f"the added token {text!r} is shown as other characters")
         else:
             shown[entry.token.id] = spelled

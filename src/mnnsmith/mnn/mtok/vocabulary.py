@@ -84,6 +84,7 @@ def read_added(root: Node, known: Mapping[str, int]) -> list[Added]:
     whatever the file says; a file that says otherwise is refused.
     """
     ids = dict(known)
+    used = set(known.values())
     top = -1
     found = []
     for node in root.children("added_tokens", ()):
@@ -99,6 +100,11 @@ def read_added(root: Node, known: Mapping[str, int]) -> list[Added]:
             raise node.fail(
                 f"{content!r} has id {number}, but the tokenizers library gives it {expected}.",
                 "The vocabulary and the added tokens contradict each other.",
+            )
+        if content not in known and number in used:
+            raise node.fail(
+                f"{content!r} and another token have the same id {number}.",
+                "The model's vocabulary has holes where added tokens are numbered on.",
             )
         if content in ids and content not in known:
             raise node.fail(f"{content!r} stands in added_tokens twice.")
