@@ -22,6 +22,7 @@ from tokenizers import (
     trainers,
 )
 
+from mnnsmith.sources.gguf_pretokenizers import PRE_TOKENIZERS
 from mnnsmith.verify.corpus import corpus_strings
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -48,14 +49,8 @@ DEEPSEEK = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")
-# DeepSeek-LLM and V2; the letters are those of the pattern in use up to U+024F, and some beyond.
-DEEPSEEK_LLM = (
-    "[\r\n]",
-    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖＡ-Ｚａ-ｚ]+",
-    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-    r"\s+$",
-    DEEPSEEK_CODER[-1],
-)
+# DeepSeek-LLM and V2; tests of GGUF hold this pattern against another writing of it.
+DEEPSEEK_LLM = PRE_TOKENIZERS["deepseek-llm"].patterns[:-1]
 META = "▁"
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -277,8 +272,8 @@ def _with_template(tokenizer: Tokenizer, first: str) -> Tokenizer:
 MAKERS: dict[str, Callable[[], Tokenizer]] = {
     maker.__name__: maker
     for maker in (
-        gpt2, gpt2_prefix_space, llama3, qwen2, cl100k, o200k, deepseek, deepseek_llm, deepseek_coder,
-        smollm2, llama2, mistral, gemma, phi3, unigram, unigram_bytes, word_piece,
+        gpt2, gpt2_prefix_space, llama3, qwen2, cl100k, o200k, deepseek, deepseek_llm,
+        deepseek_coder, smollm2, llama2, mistral, gemma, phi3, unigram, unigram_bytes, word_piece,
     )
 }  # fmt: skip
 
