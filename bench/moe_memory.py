@@ -194,7 +194,10 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
         "versions": {name: version(name) for name in ("MNN", "numpy")},
         "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
         ).stdout.strip(),
         "runs": rows,
     }
