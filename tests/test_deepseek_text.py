@@ -29,7 +29,7 @@ from text_samples import DIALOGUES, template_source
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 THINK, THOUGHT = "<think>", "</think>"
 TURNS = ("<｜User｜>", "<｜Assistant｜>")
-# The engine does not render it as jinja2 does, so it is not among the templates that are held equal.
+# The engine renders it otherwise, so it is not among the templates that are held equal.
 V31 = "../deepseek_v31"
 TOOL_MARKS = tuple(
     f"<｜tool▁{part}｜>"
@@ -145,14 +145,13 @@ def test_a_control_token_that_a_user_types_stays_text(case: Case) -> None:
 
 
 def test_reasoning_is_told_from_the_answer(case: Case) -> None:
-    if THINK not in case.family.plain:
-        pytest.skip("this model does not reason")
     for thinking in (True, False):
         prompt = encode_chat(
             case.template, case.ours, DIALOGUES["single"], variables={"thinking": thinking}
         )
         opened = prompt.text.rstrip().endswith(THINK)
-        assert opened is (thinking or case.family.template == "deepseek_r1_distill")
+        always = case.family.template == "deepseek_r1_distill"
+        assert opened is (always or (thinking and case.family.template == V31))
         text = f"Let me see: 1 < 2.\n{THOUGHT}\n\nParis." if opened else "Paris."
         tags = [number for tag in (THINK, THOUGHT) if (number := case.ours.id(tag)) is not None]
         detokenizer = Detokenizer(case.ours, keep=tags)
