@@ -63,13 +63,19 @@ SHAPES = {
 
 def make_synthetic(folder: Path, shape: Shape) -> None:
     """Write the checkpoint to `folder`, unless a whole one is there."""
+    write_checkpoint(folder, list(shape.tensors()), _config(shape))
+
+
+def write_checkpoint(
+    folder: Path, tensors: list[tuple[str, tuple[int, ...]]], config: dict[str, object]
+) -> None:
+    """Random fp16 tensors of the given names and shapes, unless a whole checkpoint is there."""
     if (folder / "config.json").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
     block = np.random.default_rng(SEED).standard_normal(BLOCK_VALUES, dtype=np.float32)
     data = memoryview((block * np.float32(0.02)).astype("<f2")).cast("B")
-    ones = np.ones(shape.hidden, dtype="<f2").tobytes()
-    shards = _shards(shape)
+    shards = _shards(tensors)
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -77,23 +83,25 @@ def make_synthetic(folder: Path, shape: Shape) -> None:
             file.write(safetensors_head(_header(shard)))
             for index, (tensor, size) in enumerate(shard):
                 if len(size) == 1:
-                    file.write(ones)
+                    file.write(np.ones(size, dtype="<f2").tobytes())
                 else:
                     start = 2 * (7919 * (index + 131 * number) % BLOCK_VALUES)
                     _write_tiled(file, data, start, 2 * size[0] * size[1])
                 places[tensor] = name
-    total = 2 * shape.parameters
+    total = 2 * sum(int(np.prod(size)) for _, size in tensors)
     index_data = {"metadata": {"total_size": total}, "weight_map": places}
     _write_json(folder / "model.safetensors.index.json", index_data)
     _write_json(folder / "tokenizer.json", _byte_tokenizer())
     # Last: a folder with a configuration is whole.
-    _write_json(folder / "config.json", _config(shape))
+    _write_json(folder / "config.json", config)
 
 
-def _shards(shape: Shape) -> list[list[tuple[str, tuple[int, ...]]]]:
+def _shards(
+    tensors: list[tuple[str, tuple[int, ...]]],
+) -> list[list[tuple[str, tuple[int, ...]]]]:
     shards: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     filled = 0
-    for name, size in shape.tensors():
+    for name, size in tensors:
         nbytes = 2 * int(np.prod(size))
         if filled and filled + nbytes > SHARD_BYTES:
             shards.append([])

@@ -54,6 +54,54 @@ _LONGROPE = {
 }  # fmt: skip
 _GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"]
 
+_YARN = _rope(
+    "yarn", factor=40.0, original_max_position_embeddings=64, beta_fast=32, beta_slow=1,
+    mscale=1.0, mscale_all_dim=0.8,
+)  # fmt: skip
+_MLA = {
+    "num_key_value_heads": 4, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "first_k_dense_replace": 1, "moe_intermediate_size": 64,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+}  # fmt: skip
+_V2 = {**_MLA, "q_lora_rank": None, "topk_method": "greedy", "routed_scaling_factor": 1.5}
+_V2_GROUPED = {
+    **_MLA, "q_lora_rank": 96, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 4.0,
+}  # fmt: skip
+_V3 = {**_MLA, "q_lora_rank": 96, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}
+_V3_GROUPED = {**_V3, "n_group": 4, "topk_group": 2}
+
+_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 3}
+
+MIXTURES = {
+    case.name: case
+    for case in (
+        Case("deepseek_v2", "DeepseekV2Config", _V2, 10.0),
+        Case("deepseek_v2-grouped", "DeepseekV2Config", _V2_GROUPED, 10.0),
+        Case("deepseek_v2-yarn", "DeepseekV2Config", {**_V2, **_YARN}, 7.0),
+        Case("deepseek_v3", "DeepseekV3Config", _V3, 10.0),
+        Case("deepseek_v3-yarn", "DeepseekV3Config", {**_V3_GROUPED, **_YARN}, 7.0),
+        Case(
+            "qwen3_moe",
+            "Qwen3MoeConfig",
+            {"head_dim": 32, **_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]},
+            2.8,
+        ),
+        Case(
+            "qwen3_moe-unnormalized",
+            "Qwen3MoeConfig",
+            {"head_dim": 32, **_EXPERTS, "norm_topk_prob": False},
+            2.8,
+        ),
+        Case(
+            "qwen2_moe",
+            "Qwen2MoeConfig",
+            {**_EXPERTS, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 2},
+        ),
+        Case("mixtral", "MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    )
+}
+
 CASES = {
     case.name: case
     for case in (
@@ -94,10 +142,21 @@ def make_checkpoint(case: Case, folder: Path, *, dtype: str = "float16", seed: i
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _shape_up(name, parameter, case.factor)
+        for name, buffer in model.named_buffers():
+            if "e_score_correction_bias" in name:
+                buffer.copy_(0.3 * torch.randn_like(buffer))
     folder.mkdir(parents=True, exist_ok=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     write_tokenizer(folder)
     # Loaded anew: the cast above also rounded buffers such as rope's frequencies.
+    return load_reference(folder)
+
+
+def load_reference(folder: Path) -> Any:
+    """The transformers model of a folder, in float32 (eval mode)."""
+    import torch
+    import transformers
+
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -113,8 +172,17 @@ def _shape_up(name: str, parameter: Any, factor: float) -> None:
         parameter.add_(0.2 * torch.randn_like(parameter))
     elif name.endswith(".bias"):
         parameter.copy_(0.3 * torch.randn_like(parameter))
-    elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
+    elif (
+        "q_proj" in name
+        or "k_proj" in name
+        or "qkv_proj" in name
+        or "q_b_proj" in name
+        or "kv_b_proj" in name
+    ):
         parameter.mul_(factor)
+    elif name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
+        # A decisive router: no two experts are near a tie.
+        parameter.copy_(0.5 * torch.randn_like(parameter))
     elif "embed" in name or "lm_head" in name:
         parameter.mul_(6.0)
     else:

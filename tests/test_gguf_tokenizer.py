@@ -141,6 +141,24 @@ ORIGINALS: dict[str, tuple[list[pre_tokenizers.PreTokenizer], bool, bool]] = {
     "llama-bpe": ([split(LLAMA3), BYTES], False, True),
     "dbrx": ([split(LLAMA3), BYTES], False, False),
     "qwen2": ([split(LLAMA3.replace("{1,3}", "")), BYTES], True, False),
+    "deepseek-llm": (
+        [
+            split("[\r\n]"),
+            split(
+                "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷ"
+                "ᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
+                "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗ"
+                "Ａ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
+            ),
+            split("\\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+            split("\\s+$"),
+            split("[一-龥ࠀ-一가-퟿]+"),
+            DIGITS,
+            BYTES,
+        ],
+        False,
+        False,
+    ),
     "deepseek-coder": (
         [
             split("[\r\n]"),

@@ -99,6 +99,7 @@ EXPECTED: dict[str, tuple[set[Kind], set[Kind]]] = {
     "cl100k": NARROW,
     "o200k": EXACT,
     "deepseek": (set(), {odd_space, new_character}),
+    "deepseek_llm": EXACT,
     "deepseek_coder": NARROW,
     "smollm2": NARROW,
     "llama2": EXACT,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import weight_oracle
+from exact import MAX_KL, log_softmax
 from mnnsmith.api import Bundle, Engine, check, convert, prepare
 from mnnsmith.session import AnswerOptions, open_session
 from mnnsmith.sources.checkpoint import read_whole
 from mnnsmith.sources.open import open_checkpoint
-from test_families_exact import MAX_KL, log_softmax
 
 pytestmark = pytest.mark.engine
 

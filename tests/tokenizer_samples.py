@@ -22,6 +22,7 @@ from tokenizers import (
     trainers,
 )
 
+from mnnsmith.sources.gguf_pretokenizers import PRE_TOKENIZERS
 from mnnsmith.verify.corpus import corpus_strings
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -48,6 +49,8 @@ DEEPSEEK = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")
+# DeepSeek-LLM and V2; tests of GGUF hold this pattern against another writing of it.
+DEEPSEEK_LLM = PRE_TOKENIZERS["deepseek-llm"].patterns[:-1]
 META = "▁"
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -123,11 +126,19 @@ def deepseek() -> Tokenizer:
     return _byte_level(_split(*DEEPSEEK), special, normalizers.Sequence([]))
 
 
-def deepseek_coder() -> Tokenizer:
-    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in DEEPSEEK_CODER]
+def _deepseek_digits(patterns: tuple[str, ...]) -> Tokenizer:
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     steps += [pre_tokenizers.Digits(individual_digits=True)]
     steps += [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     return _byte_level(pre_tokenizers.Sequence(steps), ("<｜begin▁of▁sentence｜>",))
+
+
+def deepseek_llm() -> Tokenizer:
+    return _deepseek_digits(DEEPSEEK_LLM)
+
+
+def deepseek_coder() -> Tokenizer:
+    return _deepseek_digits(DEEPSEEK_CODER)
 
 
 def smollm2() -> Tokenizer:
@@ -261,8 +272,8 @@ def _with_template(tokenizer: Tokenizer, first: str) -> Tokenizer:
 MAKERS: dict[str, Callable[[], Tokenizer]] = {
     maker.__name__: maker
     for maker in (
-        gpt2, gpt2_prefix_space, llama3, qwen2, cl100k, o200k, deepseek, deepseek_coder, smollm2,
-        llama2, mistral, gemma, phi3, unigram, unigram_bytes, word_piece,
+        gpt2, gpt2_prefix_space, llama3, qwen2, cl100k, o200k, deepseek, deepseek_llm,
+        deepseek_coder, smollm2, llama2, mistral, gemma, phi3, unigram, unigram_bytes, word_piece,
     )
 }  # fmt: skip
 

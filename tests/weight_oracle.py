@@ -20,10 +20,12 @@ def matrices(bundle: Path) -> dict[str, np.ndarray]:
     graph = mnn_to_graph_json(bundle / "llm.mnn")
     data = np.memmap(bundle / "llm.mnn.weight", dtype=np.uint8, mode="r")
     found = {}
-    for op in graph["oplists"]:
+    experts = [op for part in graph.get("subgraphs", ()) for op in part["nodes"]]
+    for op in [*graph["oplists"], *experts]:
         if op["type"] == "Convolution":
             main = op["main"]
             rows, cols = main["common"]["outputCount"], main["common"]["inputCount"]
+            assert op["name"] not in found
             found[op["name"]] = _decode(data, main["external"], main["quanParameter"], rows, cols)
     found["embedding"] = _embedding(bundle, data)
     return found

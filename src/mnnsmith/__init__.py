@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Bundle,
         CheckReport,
         Engine,
+        ExpertUse,
         Inspection,
         Prepared,
         SamplingOptions,
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
         inspect,
         open_bundle,
         prepare,
+        profile_experts,
     )
 
 __all__ = [
     "Bundle",
     "CheckReport",
     "Engine",
+    "ExpertUse",
     "Inspection",
     "Prepared",
     "SamplingOptions",
@@ -44,6 +47,7 @@ __all__ = [
     "inspect",
     "open_bundle",
     "prepare",
+    "profile_experts",
 ]
 
 

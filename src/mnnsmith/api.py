@@ -6,12 +6,14 @@ from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.conversion.convert import Prepared, ProgressCallback, convert, prepare
 from mnnsmith.engine import Engine, SamplingOptions
 from mnnsmith.inspection.check import CheckReport, check
+from mnnsmith.inspection.expert_use import ExpertUse, profile_experts
 from mnnsmith.inspection.inspect import Inspection, inspect
 
 __all__ = [
     "Bundle",
     "CheckReport",
     "Engine",
+    "ExpertUse",
     "Inspection",
     "Prepared",
     "ProgressCallback",
@@ -21,4 +23,5 @@ __all__ = [
     "inspect",
     "open_bundle",
     "prepare",
+    "profile_experts",
 ]

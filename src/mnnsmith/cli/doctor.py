@@ -15,7 +15,7 @@ import typer
 
 from mnnsmith.cli import options as o
 from mnnsmith.cli.console import Style, format_bytes, note, say, say_json, table
-from mnnsmith.errors import EngineError, MnnsmithError
+from mnnsmith.errors import EngineError, MissingResourceError, MnnsmithError
 from mnnsmith.version import __version__
 
 _LOW_DISK_BYTES = 2 << 30
@@ -23,6 +23,9 @@ _DEVELOPER_EXTRAS = ("dev",)
 
 NoSelfTest = Annotated[
     bool, typer.Option("--no-self-test", help="Do not convert and run a tiny model.")
+]
+ClearCache = Annotated[
+    bool, typer.Option("--clear-cache", help="Remove the mapped weights that no engine uses.")
 ]
 
 
@@ -34,7 +37,9 @@ class Finding:
     remedy: str
 
 
-def doctor(json_output: o.Json = False, no_self_test: NoSelfTest = False) -> None:
+def doctor(
+    json_output: o.Json = False, no_self_test: NoSelfTest = False, clear_cache: ClearCache = False
+) -> None:
     """Show versions, processor features and disk space, and prove that the engine works.
 
     Ends with exit code 7 when the engine does not work.
@@ -49,6 +54,7 @@ def doctor(json_output: o.Json = False, no_self_test: NoSelfTest = False) -> Non
         "extras": _extras(extras, findings),
         "processor": _processor(findings),
         "disk": _disk(findings),
+        "mapped_weights": _mapped_weights(clear_cache),
     }
     for name, version in report["packages"].items():
         if version is None:
@@ -159,6 +165,23 @@ def _disk(findings: list[Finding]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _mapped_weights(clear: bool) -> dict[str, Any]:
+    """The cache of mapped weights, emptied first if `clear`."""
+    from mnnsmith.engine import mapped
+
+    root = mapped.cache_root()
+    try:
+        cleared: dict[str, Any] = {}
+        if clear:
+            freed, in_use = mapped.clear_cache()
+            cleared = {"freed_bytes": freed, "in_use": in_use}
+        return {"path": str(root), "bytes": mapped.cache_bytes(), **cleared}
+    except OSError as error:
+        raise MissingResourceError(
+            f"{root}: cannot be read or cleared: {error.strerror}.", "Check its permissions."
+        ) from error
+
+
 def _self_test(report: dict[str, Any]) -> MnnsmithError | None:
     """Let the engine compute, then convert and run a tiny model.  Gives what went wrong.
 
@@ -205,6 +228,11 @@ def _show(report: dict[str, Any]) -> None:
     )
     disk = report["disk"].items()
     section("disk", [(n, f"{format_bytes(d['free_bytes'])} free at {d['path']}") for n, d in disk])
+    cache = report["mapped_weights"]
+    say(f"mapped weights: {format_bytes(cache['bytes'])} at {cache['path']}")
+    if "freed_bytes" in cache:
+        used = f", {cache['in_use']} in use and kept" if cache["in_use"] else ""
+        say(f"  cleared: {format_bytes(cache['freed_bytes'])}{used}")
     test = report.get("self_test")
     if test is None:
         note("(the engine's self-test was left out)")

@@ -60,6 +60,7 @@ def _show_model(found: Inspection) -> None:
         table(
             [
                 ("parameters", format_count(found.parameters)),
+                *_active(found),
                 ("layers", f"{found.layers} of width {found.hidden_size}"),
                 (
                     "attention",
@@ -86,17 +87,45 @@ def _show_model(found: Inspection) -> None:
             ]
         )
     )
-    say("recipes            weights   bits   memory to run")
+    say("recipes            weights   bits  read per token   memory to run")
     for recipe in found.recipes:
         if recipe.problem is not None:
             say(f"  {recipe.name:<14}  does not fit: {recipe.problem}")
             continue
         say(
             f"  {recipe.name:<14}{format_bytes(recipe.weight_bytes):>10}"
-            f"{recipe.bits_per_weight:>7.2f}{format_bytes(recipe.run_bytes):>16}"
+            f"{recipe.bits_per_weight:>7.2f}{format_bytes(recipe.token_bytes):>16}"
+            f"{format_bytes(recipe.run_bytes):>16}"
         )
+    _show_mapped(found)
     for text in found.notes:
         say(clean(f"note: {text}", sys.stdout))
+
+
+def _active(found: Inspection) -> list[tuple[str, str]]:
+    """What one token uses; nothing to tell of a model that is all in use."""
+    if found.experts is None:
+        return []
+    experts = found.experts
+    return [
+        ("active", f"{format_count(found.active_parameters)} for one token"),
+        (
+            "experts",
+            f"{experts.chosen} of {experts.per_layer} for each token, in {len(experts.layers)} "
+            "layers",
+        ),
+    ]
+
+
+def _show_mapped(found: Inspection) -> None:
+    mapped = [(recipe.name, recipe.mapped) for recipe in found.recipes if recipe.mapped]
+    if not mapped:
+        return
+    say("memory with mapped weights: with the experts of 1 token, of 32 tokens, all")
+    for name, memory in mapped:
+        sizes = (memory.least_bytes, memory.typical_bytes, memory.most_bytes)
+        cells = "".join(f"{format_bytes(size):>11}" for size in sizes)
+        say(f"  {name:<14}{cells}   ({format_bytes(memory.disk_bytes)} on disk)")
 
 
 def _bundle_facts(bundle: Bundle) -> dict[str, Any]:
@@ -123,6 +152,7 @@ def _show_bundle(facts: dict[str, Any]) -> None:
             [
                 ("model", f"{facts['source'].get('name')} ({model['model_type']})"),
                 ("parameters", format_count(model.get("parameters", 0))),
+                *_bundle_activity(model),
                 ("recipe", str(facts["recipe"]["name"])),
                 ("context", f"{model['max_context']} tokens"),
                 ("end tokens", ", ".join(map(str, model["stop_ids"]))),
@@ -136,3 +166,15 @@ def _show_bundle(facts: dict[str, Any]) -> None:
     say(table([(name, format_bytes(size)) for name, size in facts["files"].items()]))
     for text in facts["notes"]:
         say(clean(f"note: {text}", sys.stdout))
+
+
+def _bundle_activity(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """What one token uses, of bundles that tell it."""
+    rows = []
+    experts = model.get("experts")
+    if isinstance(experts, dict):
+        rows.append(("active", f"{format_count(model['active_parameters'])} for one token"))
+        rows.append(("experts", f"{experts.get('chosen')} of {experts.get('per_layer')}"))
+    if type(model.get("token_bytes")) is int:
+        rows.append(("read per token", format_bytes(model["token_bytes"])))
+    return rows

@@ -18,6 +18,7 @@ from mnnsmith.cli.convert import convert
 from mnnsmith.cli.demo import demo
 from mnnsmith.cli.doctor import doctor
 from mnnsmith.cli.inspect import inspect
+from mnnsmith.cli.profile import profile
 from mnnsmith.cli.run import run
 from mnnsmith.errors import MnnsmithError
 from mnnsmith.version import __version__
@@ -127,7 +128,7 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, inspect, check, doctor, demo):
+for _verb in (convert, run, chat, inspect, check, profile, doctor, demo):
     app.command(_verb.__name__)(_exits(_verb))
 
 

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from mnnsmith.errors import SourceError
-from mnnsmith.graph.weights import MatrixSlot, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Table, VectorSlot
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, row_ranges
 
@@ -23,17 +24,16 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
     Returns notes on tensors that are left out.  Raises `SourceError` that lists every missing,
     unused or ill-shaped tensor.
     """
-    taken: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    taken: dict[str, list[npt.NDArray[np.int64]]] = defaultdict(list)
     problems: list[str] = []
     for slot in _slots(model):
         tensor = checkpoint.tensors.get(slot.tensor)
         if tensor is None:
             problems.append(f"{slot.tensor} is missing")
             continue
-        rows = slot.rows if isinstance(slot, MatrixSlot) else slot.size
-        width = (slot.cols,) if isinstance(slot, MatrixSlot) else ()
+        rows, width = slot_rows(slot)
         if tensor.shape[1:] != width or not tensor.shape:
-            wanted = [f"at least {slot.first_row + rows}", *map(str, width)]
+            wanted = [f"at least {int(rows.max()) + 1}", *map(str, width)]
             problems.append(
                 f"{slot.tensor} has shape {list(tensor.shape)}, expected [{', '.join(wanted)}]"
             )
@@ -41,9 +41,9 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
         if slot.tensor not in taken:
             # No row: raises for a type that cannot be read, before any work is done.
             tensor.rows(0, 0)
-        taken[slot.tensor].append((slot.first_row, slot.first_row + rows))
-    for name, spans in taken.items():
-        problems += _span_problems(name, spans, checkpoint.tensors[name])
+        taken[slot.tensor].append(rows)
+    for name, parts in taken.items():
+        problems += _row_problems(name, parts, checkpoint.tensors[name])
     unused = sorted(set(checkpoint.tensors) - {slot.tensor for slot in _slots(model)})
     ignored, notes = _ignored(model, checkpoint, unused)
     problems += [f"{name} is not used" for name in unused if name not in ignored]
@@ -60,25 +60,41 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
     return notes
 
 
-def _slots(model: LanguageModel) -> Iterable[MatrixSlot | VectorSlot]:
+def _slots(model: LanguageModel) -> Iterable[MatrixSlot | VectorSlot | ConstantSlot]:
     if not model.tied:
         yield model.embedding
-    for node in model.graph.nodes:
+    for node in model.graph.all_nodes():
         for slot in node.slots.values():
-            if isinstance(slot, MatrixSlot | VectorSlot):
+            if not isinstance(slot, Table):
                 yield slot
 
 
-def _span_problems(name: str, spans: list[tuple[int, int]], tensor: Tensor) -> list[str]:
-    """The spans must tile the rows: no gap, no overlap, no end beyond."""
-    end = 0
-    for start, stop in sorted(spans):
-        if start != end:
-            return [f"{name} is used {'twice' if start < end else 'in part'}, at row {start}"]
-        end = stop
-    if end != tensor.shape[0]:
-        return [f"{name} has shape {list(tensor.shape)}, expected {end} rows"]
-    return []
+def slot_rows(
+    slot: MatrixSlot | VectorSlot | ConstantSlot,
+) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+    """The rows of the tensor that a slot takes, and the rest of the tensor's shape."""
+    if isinstance(slot, MatrixSlot):
+        return slot.source_rows(), (slot.source_cols,)
+    if isinstance(slot, ConstantSlot):
+        return np.arange(slot.shape[0]), slot.shape[1:]
+    return np.arange(slot.first_row, slot.first_row + slot.size), ()
+
+
+def _row_problems(name: str, parts: list[npt.NDArray[np.int64]], tensor: Tensor) -> list[str]:
+    """Every row is taken exactly once, and none beyond the end."""
+    rows = np.concatenate(parts)
+    if rows.max() >= tensor.shape[0]:
+        return [f"{name} has shape {list(tensor.shape)}, expected {int(rows.max()) + 1} rows"]
+    uses = np.bincount(rows, minlength=tensor.shape[0])
+    wrong = np.flatnonzero(uses != 1)
+    if not wrong.size:
+        return []
+    first = int(wrong[0])
+    if uses[first]:
+        return [f"{name} is used twice, at row {first}"]
+    if first == rows.max() + 1:
+        return [f"{name} has shape {list(tensor.shape)}, expected {first} rows"]
+    return [f"{name} is used in part: row {first} is left out"]
 
 
 def _ignored(

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from mnnsmith.bundle.bundle import TOKENIZER_JSON
 from mnnsmith.bundle.manifest import write_manifest
 from mnnsmith.bundle.staging import check_target, staged_folder
 from mnnsmith.conversion.account import check_tensors
+from mnnsmith.conversion.activity import activity
 from mnnsmith.conversion.plan import Plan, make_plan
 from mnnsmith.conversion.prove import Proof, prove_bundle
 from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
@@ -76,7 +77,8 @@ class Prepared:
     def bundle_bytes(self) -> int:
         """Size of the finished bundle, less than a percent off (graph and tokenizer estimated)."""
         tokenizer = len(self.checkpoint.tokenizer.tokenizer_json.encode())
-        return self.plan.weight_bytes + 2 * tokenizer + 600 * len(self.model.graph.nodes)
+        operators = sum(1 for _ in self.model.graph.all_nodes())
+        return self.plan.weight_bytes + 2 * tokenizer + 600 * operators
 
 
 def prepare(
@@ -95,7 +97,7 @@ def prepare(
     )  # fmt: skip
     if chosen is None:
         chosen = parse_recipe_name(KEEP if checkpoint.format == "gguf" else DEFAULT_RECIPE)
-    limits = ContextLimits(max_context)
+    limits = ContextLimits(max_context, chosen.mla)
     language_model, unread = build_language_model(
         checkpoint.model_type, checkpoint.config, checkpoint.origin, limits
     )
@@ -233,7 +235,8 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             tokenizer.bos_token, tokenizer.eos_token,
         ),
         "config.json": run_config(
-            sampling_defaults(ready), blockwise=ready.plan.blockwise, fits_fp16=model.fits_fp16
+            sampling_defaults(ready), blockwise=ready.plan.blockwise, fits_fp16=model.fits_fp16,
+            mapped=model.mixture and ready.plan.all_integer,
         ),
     }  # fmt: skip
     for name, data in files.items():
@@ -281,6 +284,7 @@ def _write_manifest(
 ) -> None:
     checkpoint, model, plan = ready.checkpoint, ready.model, ready.plan
     origin = checkpoint.origin
+    used = activity(model, plan)
     names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
     write_manifest(folder, {
         "mnnsmith": __version__,
@@ -295,6 +299,9 @@ def _write_manifest(
         "model": {
             "model_type": checkpoint.model_type,
             "parameters": plan.parameters,
+            "active_parameters": used.parameters,
+            "token_bytes": used.read_bytes,
+            "experts": None if used.experts is None else asdict(used.experts),
             "layers": model.layers,
             "hidden_size": model.hidden_size,
             "vocab_size": model.head.rows,

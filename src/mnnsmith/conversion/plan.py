@@ -6,11 +6,12 @@ and rows can later be written in any order and by several threads.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 from mnnsmith.errors import ConversionError, RecipeError, SourceError
-from mnnsmith.graph.weights import MatrixSlot, Role, Table, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Role, Table, VectorSlot
 from mnnsmith.mnn.graph_json import Record
 from mnnsmith.mnn.weight_records import (
     BlockEncoding,
@@ -53,7 +54,7 @@ class MatrixTask:
 class VectorTask:
     """A vector or a table to write at `record`, `padding` zero bytes after it."""
 
-    slot: VectorSlot | Table
+    slot: VectorSlot | ConstantSlot | Table
     record: VectorRecord
     padding: int = 0
 
@@ -76,8 +77,14 @@ class Plan:
     @property
     def parameters(self) -> int:
         """Weights of the model, a shared embedding counted once."""
-        seen = {(t.slot.tensor, t.slot.first_row): t.slot.rows * t.slot.cols for t in self.matrices}
+        seen = {
+            (t.slot.tensor, t.slot.first_row, t.slot.heads): t.slot.rows * t.slot.cols
+            for t in self.matrices
+        }
         vectors = sum(v.slot.size for v in self.vectors if isinstance(v.slot, VectorSlot))
+        vectors += sum(
+            math.prod(v.slot.shape) for v in self.vectors if isinstance(v.slot, ConstantSlot)
+        )
         biases = sum(t.bias.size for t in self.matrices if t.bias is not None)
         return sum(seen.values()) + vectors + biases
 
@@ -90,6 +97,12 @@ class Plan:
             isinstance(r.encoding, BlockEncoding) and r.encoding.block < r.cols for r in integer
         )
 
+    @property
+    def all_integer(self) -> bool:
+        """Whether every linear layer is stored in integers (embeddings are read row by row)."""
+        linear = [t.record for t in self.matrices if t.slot.role is not Role.EMBEDDING]
+        return all(isinstance(record.encoding, BlockEncoding) for record in linear)
+
     def schemes(self) -> dict[str, int]:
         """How many matrices are stored in which scheme."""
         return dict(Counter(task.scheme_name for task in self.matrices).most_common())
@@ -101,7 +114,7 @@ def make_plan(model: LanguageModel, checkpoint: Checkpoint, recipe: Recipe) -> P
     Raises `RecipeError` where the recipe does not fit, `SourceError` for tensors that are missing.
     """
     planner = _Planner(checkpoint, recipe)
-    for node in model.graph.nodes:
+    for node in model.graph.all_nodes():
         for part, slot in node.slots.items():
             if isinstance(slot, MatrixSlot):
                 bias = node.slots.get("bias")
@@ -112,6 +125,8 @@ def make_plan(model: LanguageModel, checkpoint: Checkpoint, recipe: Recipe) -> P
                 planner.add_vector((node.name, part), slot, 4 * slot.size, padding=4 * slot.size)
             elif isinstance(slot, Table):
                 planner.add_vector((node.name, part), slot, slot.values.nbytes)
+            elif isinstance(slot, ConstantSlot):
+                planner.add_vector((node.name, part), slot, 4 * math.prod(slot.shape))
     embedding = planner.add_embedding(model)
     planner.check_rules()
     return Plan(
@@ -149,7 +164,11 @@ class _Planner:
             )
 
     def add_vector(
-        self, key: tuple[str, str], slot: VectorSlot | Table, nbytes: int, padding: int = 0
+        self,
+        key: tuple[str, str],
+        slot: VectorSlot | ConstantSlot | Table,
+        nbytes: int,
+        padding: int = 0,
     ) -> None:
         record = VectorRecord(self.end, nbytes + padding)
         self.end += record.nbytes
@@ -216,7 +235,7 @@ class _Planner:
 
     def _kept(self, slot: MatrixSlot, tensor: Tensor) -> tuple[Encoding, bool, str | None]:
         blocks = tensor.block_format
-        if blocks is not None:
+        if blocks is not None and not slot.transposed:
             # An offset is the sum of two fp16 numbers; fp32 keeps it.
             bits = 16 if blocks.symmetric else 32
             return BlockEncoding(blocks.bits, blocks.block, blocks.symmetric, bits), True, None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from mnnsmith.conversion.account import slot_rows
 from mnnsmith.errors import SourceError
-from mnnsmith.graph.weights import MatrixSlot, Table, VectorSlot
+from mnnsmith.graph.weights import Table
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import F32, BlockFormat, QuantizedRows, Tensor
 
@@ -41,14 +42,11 @@ def planned_tensors(model: LanguageModel, torch_dtype: object) -> dict[str, Tens
     """Every tensor that the graph takes; `torch_dtype` is the config's, by default bfloat16."""
     dtype = _DTYPES.get(str(torch_dtype), "BF16")
     shapes: dict[str, tuple[int, ...]] = {}
-    slots = [slot for node in model.graph.nodes for slot in node.slots.values()]
+    slots = [slot for node in model.graph.all_nodes() for slot in node.slots.values()]
     for slot in (model.embedding, *slots):
         if isinstance(slot, Table):
             continue
-        rows = slot.size if isinstance(slot, VectorSlot) else slot.rows
-        width: tuple[int, ...] = ()
-        if isinstance(slot, MatrixSlot):
-            width = (slot.cols,)
+        rows, width = slot_rows(slot)
         seen = shapes.get(slot.tensor, (0,))
-        shapes[slot.tensor] = (max(slot.first_row + rows, seen[0]), *width)
+        shapes[slot.tensor] = (max(int(rows.max()) + 1, seen[0]), *width)
     return {name: PlannedTensor(name, shape, dtype) for name, shape in shapes.items()}

@@ -52,7 +52,8 @@ def prove_bundle(
     if plan.weight_bytes > _LOAD_LIMIT_BYTES:
         reason = "weights exceed 1 GiB; `mnnsmith check --load` does it"
         return Proof({"loaded": False, "reason": reason})
-    with Engine(folder, memory="low") as engine:
+    # Mapped, the weights would be written a second time.
+    with Engine(folder, memory="low", config={"use_mmap": False}) as engine:
         _check_logits(engine, model.head.rows, model.max_context)
         if tokenizer.chat_template is None:
             return Proof({"loaded": True})

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mnnsmith.conversion.plan import MatrixTask, Plan, VectorTask
 from mnnsmith.errors import ConversionError, MissingResourceError, SourceError
-from mnnsmith.graph.weights import Slot, Table, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Slot, Table, VectorSlot
 from mnnsmith.mnn.weight_records import (
     BlockEncoding,
     FloatEncoding,
@@ -31,7 +31,7 @@ from mnnsmith.quant.round_to_nearest import (
     to_float16,
     to_float32,
 )
-from mnnsmith.sources.checkpoint import Checkpoint, row_ranges
+from mnnsmith.sources.checkpoint import Checkpoint, QuantizedRows, read_whole, row_ranges
 
 # float32 bytes of one block of rows: large enough for numpy, small enough for the caches.
 _BLOCK_BYTES = 4 << 20
@@ -61,12 +61,16 @@ def read_vector(slot: Slot, checkpoint: Checkpoint) -> npt.NDArray[np.float32]:
     """The values of a vector slot or table, float32."""
     if isinstance(slot, Table):
         return slot.values
-    if not isinstance(slot, VectorSlot):
+    if isinstance(slot, MatrixSlot):
         raise ConversionError(f"{slot.tensor} is no vector.")
-    values = checkpoint.tensors[slot.tensor].rows(slot.first_row, slot.first_row + slot.size)
+    tensor = checkpoint.tensors[slot.tensor]
+    if isinstance(slot, ConstantSlot):
+        values = read_whole(tensor)
+    else:
+        values = tensor.rows(slot.first_row, slot.first_row + slot.size)
     if not np.isfinite(values).all():
         raise SourceError(f"{checkpoint.origin}: {slot.tensor} holds values that are not finite.")
-    return values + np.float32(slot.add) if slot.add else values
+    return values + np.float32(slot.add) if isinstance(slot, VectorSlot) and slot.add else values
 
 
 def _reserve(fd: int, nbytes: int, path: Path) -> None:
@@ -151,13 +155,12 @@ def _encode(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
     """The stored codes (or floats) and scales of rows start..stop of a slot."""
     encoding = task.record.encoding
-    first, last = task.slot.first_row + start, task.slot.first_row + stop
     if task.carried and isinstance(encoding, BlockEncoding):
-        kept = task.tensor.quantized_rows(first, last)
+        kept = _kept_rows(task, start, stop)
         return pack_codes(kept.codes, encoding.bits), pack_scales(
             kept.scale, kept.zero, encoding.scale_bits
         )
-    weights = task.tensor.rows(first, last)
+    weights = _float_rows(task, start, stop)
     if isinstance(encoding, FloatEncoding):
         return (to_float16(weights) if encoding.bits == 16 else to_float32(weights)), None
     if not weights.flags.writeable:
@@ -167,6 +170,35 @@ def _encode(
         scale_bits=encoding.scale_bits,
     )  # fmt: skip
     return pack_codes(q.codes, encoding.bits), pack_scales(q.scale, q.zero, encoding.scale_bits)
+
+
+def _float_rows(task: MatrixTask, start: int, stop: int) -> npt.NDArray[np.float32]:
+    """Rows start..stop of a slot, in the slot's order."""
+    slot = task.slot
+    if slot.transposed:
+        # The part is small (one head); its rows are our columns.
+        rows = slot.source_rows()
+        part = task.tensor.rows(int(rows[0]), int(rows[-1]) + 1)
+        return np.ascontiguousarray(part[:, start:stop].T)
+    if slot.heads is None:
+        return task.tensor.rows(slot.first_row + start, slot.first_row + stop)
+    wanted = slot.source_rows()[start:stop]
+    first = int(wanted.min())
+    values: npt.NDArray[np.float32] = task.tensor.rows(first, int(wanted.max()) + 1)[wanted - first]
+    return values
+
+
+def _kept_rows(task: MatrixTask, start: int, stop: int) -> QuantizedRows:
+    """The source's blocks of rows start..stop of a slot, in the slot's order."""
+    slot = task.slot
+    if slot.heads is None:
+        return task.tensor.quantized_rows(slot.first_row + start, slot.first_row + stop)
+    wanted = slot.source_rows()[start:stop]
+    first = int(wanted.min())
+    kept = task.tensor.quantized_rows(first, int(wanted.max()) + 1)
+    at = wanted - first
+    zero = None if kept.zero is None else kept.zero[at]
+    return QuantizedRows(kept.bits, kept.block, kept.codes[at], kept.scale[at], zero)
 
 
 def _matrix_bytes(task: MatrixTask) -> int:

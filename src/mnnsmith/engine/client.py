@@ -54,6 +54,7 @@ class _Process:
     started: threading.Event = field(default_factory=threading.Event)
     popen: subprocess.Popen[bytes] | None = None
     owner_pid: int = field(default_factory=os.getpid)
+    inherited: tuple[int, ...] = ()
 
 
 def _read(process: _Process) -> None:
@@ -68,6 +69,7 @@ def _read(process: _Process) -> None:
                 cwd=process.folder,
                 bufsize=0,
                 start_new_session=True,
+                pass_fds=process.inherited,
             )
     except OSError as error:
         process.replies.put(f"could not be started: {error}")
@@ -125,12 +127,18 @@ def _end(process: _Process, threads: Sequence[threading.Thread]) -> None:
 class Runner:
     """A runner process; one caller at a time (the engine holds the lock)."""
 
-    def __init__(self, command: Sequence[str] | None = None) -> None:
-        """Start `command`, by default this Python with `runner.py`, in a folder of its own."""
+    def __init__(
+        self, command: Sequence[str] | None = None, inherited: tuple[int, ...] = ()
+    ) -> None:
+        """Start `command`, by default this Python with `runner.py`, in a folder of its own.
+
+        inherited: file descriptors that it keeps open for as long as it lives.
+        """
         self._ids = itertools.count(1)
         self._process = _Process(
             command or (sys.executable, str(RUNNER)),
             Path(tempfile.mkdtemp(prefix="mnnsmith-engine-")),
+            inherited=inherited,
         )
         threads = [
             threading.Thread(target=target, args=(self._process,), daemon=True)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
+from mnnsmith.engine.mapped import MappingState, claim
 from mnnsmith.engine.runner import Arrays, RefusedError, bundle_config
 from mnnsmith.engine.sampling import SamplingOptions
 from mnnsmith.engine.weight_extent import required_weight_bytes
@@ -58,6 +59,9 @@ class EngineStatistics:
 class Engine:
     """One loaded bundle and one conversation: a KV cache that `forward` and `generate` extend.
 
+    The weights of a mixture of experts are mapped from a cache on disk (`mnnsmith.engine.mapped`),
+    which the first load writes, so that only the experts in use take memory.
+
     The model runs in a child process of its own.  A damaged bundle, a crash or a hang gives an
     EngineError and ends the child, never this process.  Threads may share an engine: a call waits
     for the one before it.  Close it, or use it in a `with` block.
@@ -97,26 +101,41 @@ class Engine:
         self._lock = threading.RLock()
         self._generation = 0
         self._position = 0
-        _check_bundle(self.bundle_dir, overrides)
-        self._runner = Runner()
+        checked = _check_bundle(self.bundle_dir, overrides)
+        overrides["all_logits"] = bool(all_logits)
+        self._mapped = claim(self.bundle_dir, checked, overrides)
         try:
-            header, _ = self._runner.call(
-                "load",
-                silence_s=load_timeout_s,
-                bundle=str(self.bundle_dir),
-                config={**overrides, "all_logits": bool(all_logits)},
-                piece_tokens=piece_tokens,
-            )
-        except (EngineError, RunnerRefusedError) as error:
-            self._runner.kill()
-            message = error.message if isinstance(error, EngineError) else str(error)
-            raise _does_not_load(self.bundle_dir, message) from error
+            header = self._load(overrides, piece_tokens, load_timeout_s)
         except BaseException:
-            self._runner.kill()
+            self._mapped.release()
             raise
         self.vocab_size: int = header["vocab_size"]
         self.context_limit: int = header["context_limit"]
         self.settings: Mapping[str, Any] = header["settings"]
+
+    def _load(self, overrides: Mapping[str, Any], piece_tokens: int, timeout_s: float) -> Header:
+        """Start the child process and have it load the bundle."""
+        while True:
+            self._runner = Runner(inherited=self._mapped.inherited)
+            try:
+                header, _ = self._runner.call(
+                    "load",
+                    silence_s=timeout_s,
+                    bundle=str(self.bundle_dir),
+                    config={**overrides, **self._mapped.overrides},
+                    piece_tokens=piece_tokens,
+                )
+                self._mapped.loaded()
+                return header
+            except (EngineError, RunnerRefusedError) as error:
+                self._runner.kill()
+                if self._mapped.failed():
+                    continue
+                message = error.message if isinstance(error, EngineError) else str(error)
+                raise _does_not_load(self.bundle_dir, message) from error
+            except BaseException:
+                self._runner.kill()
+                raise
 
     def __enter__(self) -> Engine:
         return self
@@ -133,11 +152,17 @@ class Engine:
         """End the child process and free everything; twice is fine."""
         with self._lock:
             self._runner.close()
+            self._mapped.release()
 
     @property
     def closed(self) -> bool:
         """True after `close`, and after any failure of the engine."""
         return self._runner.closed
+
+    @property
+    def mapping(self) -> MappingState:
+        """Whether the weights are mapped from disk, and from where."""
+        return self._mapped.mapping
 
     @property
     def pid(self) -> int | None:
@@ -393,8 +418,8 @@ def _overrides(
     return result
 
 
-def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> None:
-    """What can be seen without the engine: files missing or cut short."""
+def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be seen without the engine: files missing or cut short.  Gives the configuration."""
     if not folder.is_dir():
         raise EngineError(f"{folder}: there is no such folder.")
     try:
@@ -411,6 +436,7 @@ def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> None:
         raise _does_not_load(
             folder, f"{config['llm_weight']} has {found} bytes, the graph reads {required}."
         )
+    return config
 
 
 def _does_not_load(folder: Path, message: str) -> EngineError:

@@ -20,6 +20,29 @@ class Role(str, Enum):
     HEAD = "head"
     ATTENTION = "attention"
     MLP = "mlp"
+    EXPERT = "expert"
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The same part of every head: rows start .. start+count of each `stride` rows.
+
+    interleaved: rows 0, 2, 4, .. of the part, then 1, 3, 5, ..: rope's pairs brought to halves.
+    """
+
+    heads: int
+    stride: int
+    start: int
+    count: int
+    interleaved: bool = False
+
+    def indices(self) -> npt.NDArray[np.int64]:
+        """Row of the tensor for each row of the slot, [heads * count]."""
+        part = np.arange(self.count)
+        if self.interleaved:
+            part = np.concatenate([part[0::2], part[1::2]])
+        heads = np.arange(self.heads)[:, None] * self.stride
+        return (heads + self.start + part).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -29,6 +52,8 @@ class MatrixSlot:
     tensor: the checkpoint's name for it.
     first_row: where in the tensor the slot begins (a fused tensor fills several slots).
     layer: index of the block that it belongs to, None outside of the blocks.
+    heads: which rows of each head it takes, counted from `first_row`; None takes them in order.
+    transposed: the tensor's part is [cols, rows].
     """
 
     tensor: str
@@ -37,6 +62,29 @@ class MatrixSlot:
     role: Role
     layer: int | None = None
     first_row: int = 0
+    heads: HeadRows | None = None
+    transposed: bool = False
+
+    def source_rows(self) -> npt.NDArray[np.int64]:
+        """Rows of the tensor that the slot takes, in the slot's order (before transposing)."""
+        if self.heads is not None:
+            return self.first_row + self.heads.indices()
+        return np.arange(
+            self.first_row, self.first_row + (self.cols if self.transposed else self.rows)
+        )
+
+    @property
+    def source_cols(self) -> int:
+        """Width of the tensor that the slot takes rows of."""
+        return self.rows if self.transposed else self.cols
+
+
+@dataclass(frozen=True)
+class ConstantSlot:
+    """A whole tensor kept in float32 as a constant of the graph, such as a router's weight."""
+
+    tensor: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,4 +107,4 @@ class Table:
     values: npt.NDArray[np.float32]
 
 
-Slot: TypeAlias = MatrixSlot | VectorSlot | Table
+Slot: TypeAlias = MatrixSlot | VectorSlot | ConstantSlot | Table

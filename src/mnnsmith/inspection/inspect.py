@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnnsmith.conversion.account import check_tensors
+from mnnsmith.conversion.activity import Activity, Experts, activity
 from mnnsmith.conversion.plan import Plan, make_plan
 from mnnsmith.conversion.planned import planned_tensors
 from mnnsmith.errors import RecipeError, UnsupportedError
-from mnnsmith.graph.weights import MatrixSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.registry import build_language_model
@@ -29,6 +30,8 @@ _CONVERT_THREAD_BYTES = 20_000_000
 _ENGINE_BASE_BYTES = 60_000_000
 # The context for which memory is told.
 _CONTEXT_TOKENS = 2048
+# The experts that this many tokens choose are called the typical working set.
+_TYPICAL_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,29 @@ class RoleSummary:
 
 
 @dataclass(frozen=True)
+class MappedMemory:
+    """Estimated resident memory with mapped weights, a cache of 2048 tokens at fp16 included.
+
+    Of weights that are not resident the system reads pages anew, at the speed of the storage.
+    least_bytes: only the experts of one token are resident.  typical_bytes: those that 32 tokens
+    choose, if choices are even (`mnnsmith profile` shows how even they are).  most_bytes: all.
+    disk_bytes: the engine's copy of the weights on disk.
+    """
+
+    least_bytes: int
+    typical_bytes: int
+    most_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True)
 class RecipeSummary:
     """What a recipe makes of the model; `problem` is set, and sizes are 0, where it does not fit.
 
     run_bytes: estimated memory of the engine with a cache of 2048 tokens at fp16.
+    token_bytes: what one token reads of the weights; memory bandwidth over it is the roof of
+    tokens per second.
+    mapped: for a mixture of experts whose weights are mapped from disk, else None.
     """
 
     name: str
@@ -52,6 +74,8 @@ class RecipeSummary:
     bits_per_weight: float
     run_bytes: int
     problem: str | None = None
+    token_bytes: int = 0
+    mapped: MappedMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +86,8 @@ class Inspection:
     unknown, the fields that need the graph are empty or 0.
     kv_bytes_per_token: at fp16, as phones hold it; double on x86.
     convert_bytes: estimated peak memory of a conversion, whatever the recipe.
+    active_parameters: those that one token uses; an embedding counts as one row.
+    experts: of a mixture of experts, else None.
     """
 
     origin: str
@@ -84,6 +110,8 @@ class Inspection:
     convert_bytes: int = 0
     recipes: tuple[RecipeSummary, ...] = ()
     notes: tuple[str, ...] = ()
+    active_parameters: int = 0
+    experts: Experts | None = None
 
 
 def inspect(model: str | Path, *, revision: str | None = None, offline: bool = False) -> Inspection:
@@ -115,6 +143,8 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
     roles = _roles(built, checkpoint)
     shape = built.attention
     names = (*RECIPES, KEEP) if checkpoint.format == "gguf" else RECIPES
+    # What is active does not depend on how it is stored.
+    used = activity(built, make_plan(built, checkpoint, parse_recipe_name("fp16")))
     return Inspection(
         checkpoint.origin, checkpoint.format, checkpoint.model_type, None, dtypes,
         parameters=sum(role.parameters for role in roles.values()),
@@ -127,6 +157,7 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
         convert_bytes=_CONVERT_BASE_BYTES + _CONVERT_THREAD_BYTES * (os.cpu_count() or 1),
         recipes=tuple(_recipe(name, built, checkpoint) for name in names),
         notes=notes,
+        active_parameters=used.parameters, experts=used.experts,
     )  # fmt: skip
 
 
@@ -142,8 +173,28 @@ def _recipe(name: str, model: LanguageModel, checkpoint: Checkpoint) -> RecipeSu
     except RecipeError as error:
         problem = error.message.removeprefix(f"Recipe {name}: {name} does not fit ")
         return RecipeSummary(name, 0, 0.0, 0, problem)
-    needed = run_bytes(plan.weight_bytes, model.kv_bytes_per_token(2), model.max_context)
-    return RecipeSummary(name, plan.weight_bytes, _bits_per_weight(plan), needed)
+    used = activity(model, plan)
+    rest = run_bytes(0, model.kv_bytes_per_token(2), model.max_context) + used.module_bytes
+    needed = rest + plan.weight_bytes
+    if used.experts is not None:
+        needed = rest + used.held_bytes + used.expert_bytes
+    return RecipeSummary(
+        name, plan.weight_bytes, _bits_per_weight(plan), needed, None, used.read_bytes,
+        _mapped(used, rest) if plan.all_integer else None,
+    )  # fmt: skip
+
+
+def _mapped(used: Activity, rest: int) -> MappedMemory | None:
+    if used.experts is None:
+        return None
+    held = rest + used.held_bytes
+    share = used.experts.share_in_use(_TYPICAL_TOKENS)
+    return MappedMemory(
+        held + used.token_expert_bytes,
+        held + round(share * used.expert_bytes),
+        held + used.expert_bytes,
+        used.held_bytes + used.expert_bytes,
+    )
 
 
 def _bits_per_weight(plan: Plan) -> float:
@@ -155,10 +206,12 @@ def _roles(model: LanguageModel, checkpoint: Checkpoint) -> dict[str, RoleSummar
     """Tensors by role; a head that is the embedding counts there, all vectors together."""
     names: dict[str, set[str]] = defaultdict(set)
     names[model.embedding.role.value].add(model.embedding.tensor)
-    for node in model.graph.nodes:
+    for node in model.graph.all_nodes():
         for slot in node.slots.values():
             if isinstance(slot, MatrixSlot):
                 names[slot.role.value].add(slot.tensor)
+            elif isinstance(slot, ConstantSlot):
+                names["routers"].add(slot.tensor)
     matrices = set().union(*names.values())
     if model.tied:
         names["head"].discard(model.head.tensor)

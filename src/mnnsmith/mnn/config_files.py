@@ -66,13 +66,16 @@ def llm_config(
 
 
 def run_config(
-    generation: Mapping[str, Any], *, blockwise: bool, fits_fp16: bool
+    generation: Mapping[str, Any], *, blockwise: bool, fits_fp16: bool, mapped: bool = False
 ) -> dict[str, Any]:
     """The device's part: files, threads, precision, sampling.
 
     generation: sampling defaults (`temperature`, `top_k`, `top_p`, `repetition_penalty`) of the
     model's authors.  blockwise: every integer weight has scales per block.  fits_fp16: the model's
     activations stay within the range of fp16, in which ARM computes at precision "low".
+    mapped: weights are mapped from files, so that only those in use are resident; it takes effect
+    where a `tmp_path` is set.  Only for models whose linear layers are all in integers: the engine
+    crashes on float ones when it finds its files from an earlier load.
     """
     config: dict[str, Any] = {
         "llm_model": MODEL_FILE,
@@ -85,6 +88,8 @@ def run_config(
         "dynamic_option": _DYNAMIC_PER_BLOCK if blockwise else 0,
         "reuse_kv": True,
     }
+    if mapped:
+        config["use_mmap"] = True
     sampling = {
         key: generation[key]
         for key in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import ConversionError
-from mnnsmith.graph.graph import Graph, Node
+from mnnsmith.graph.core import GraphCore, Node
 from mnnsmith.graph.values import DType, Layout
 from mnnsmith.graph.weights import Slot
 from mnnsmith.mnn.weight_records import MatrixRecord, VectorRecord, quantization_parameter
@@ -51,9 +51,9 @@ class Weights:
         return record
 
 
-def graph_json(graph: Graph, weights: Weights) -> Json:
+def graph_json(graph: GraphCore, weights: Weights) -> Json:
     """The whole net as a JSON object."""
-    return {
+    net: Json = {
         "bizCode": "mnnsmith",
         "extraInfo": {"version": ENGINE_VERSION},
         "oplists": [_operator(node, weights) for node in graph.nodes],
@@ -63,6 +63,20 @@ def graph_json(graph: Graph, weights: Weights) -> Json:
         "tensorName": [value.name for value in graph.values],
         "tensorNumber": len(graph.values),
         "usage": "INFERENCE",
+    }
+    subgraphs = [sub for node in graph.nodes for sub in node.graphs]
+    if subgraphs:
+        net["subgraphs"] = [_subgraph(sub, weights) for sub in subgraphs]
+    return net
+
+
+def _subgraph(graph: GraphCore, weights: Weights) -> Json:
+    return {
+        "name": graph.name,
+        "inputs": [node.outputs[0].index for node in graph.nodes if node.kind == "input"],
+        "outputs": [value.index for value in graph.outputs],
+        "tensors": [value.name for value in graph.values],
+        "nodes": [_operator(node, weights) for node in graph.nodes],
     }
 
 
@@ -97,8 +111,8 @@ def _input(node: Node, _: Weights) -> _Emitted:
 def _integers(node: Node, _: Weights) -> _Emitted:
     values = list(node.attributes["values"])
     fields: Json = {"dataFormat": "NCHW", "dataType": "DT_INT32", "int32s": values}
-    if not node.attributes["scalar"]:
-        fields["dims"] = [len(values)]
+    if node.outputs[0].shape:
+        fields["dims"] = _dims(node)
     return "Const", "Blob", fields
 
 
@@ -144,6 +158,47 @@ def _binary(node: Node, _: Weights) -> _Emitted:
 
 def _unary(node: Node, _: Weights) -> _Emitted:
     return "UnaryOp", "UnaryOp", {"opType": _UNARY[node.attributes["function"]], "T": "DT_FLOAT"}
+
+
+def _permute(node: Node, _: Weights) -> _Emitted:
+    return "Permute", "Permute", {"dims": list(node.attributes["order"])}
+
+
+def _pad(_: Node, __: Weights) -> _Emitted:
+    return "Padding", "PadParam", {"mode": "CONSTANT"}
+
+
+def _softmax(_: Node, __: Weights) -> _Emitted:
+    return "Softmax", "Axis", {"axis": -1}
+
+
+def _reduce(node: Node, _: Weights) -> _Emitted:
+    return "Reduction", "ReductionParam", {
+        "operation": _REDUCE[node.attributes["function"]], "dim": [node.attributes["axis"]],
+        "coeff": 1.0, "keepDims": True, "dType": "DT_FLOAT",
+    }  # fmt: skip
+
+
+def _to_float(_: Node, __: Weights) -> _Emitted:
+    return "Cast", "CastParam", {"srcT": "DT_INT32", "dstT": "DT_FLOAT"}
+
+
+def _top_k(_: Node, __: Weights) -> _Emitted:
+    return "TopKV2", "TopKV2", {"T": "DT_FLOAT", "sorted": True, "largest": True}
+
+
+def _gather_last(_: Node, __: Weights) -> _Emitted:
+    return "GatherElements", "NONE", None
+
+
+def _matmul_transposed(_: Node, __: Weights) -> _Emitted:
+    return "MatMul", "MatMul", {"T": "DT_FLOAT", "transposeA": False, "transposeB": True}
+
+
+def _mixture(node: Node, _: Weights) -> _Emitted:
+    a = node.attributes
+    fields = (("num_experts", a["experts"]), ("top_k", a["top_k"]), ("layer_id", a["layer"]))
+    return "MoE", "Extra", {"attr": [{"key": key, "i": value} for key, value in fields]}
 
 
 def _linear(node: Node, weights: Weights) -> _Emitted:
@@ -201,14 +256,16 @@ _BINARY = {
     "subtract": "SUB",
     "multiply": "MUL",
     "divide": "REALDIV",
+    "equal": "EQUAL",
     # b * sigmoid(b) * a
     "multiply_silu": "MUL_SILU",
 }
 _UNARY = {
     # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     "gelu_tanh": "GELU",
-    "tanh": "TANH",
+    "sigmoid": "SIGMOID",
 }
+_REDUCE = {"sum": "SUM", "maximum": "MAXIMUM"}
 
 _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "input": _input,
@@ -221,6 +278,15 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "gather": _gather,
     "binary": _binary,
     "unary": _unary,
+    "permute": _permute,
+    "pad": _pad,
+    "softmax": _softmax,
+    "reduce": _reduce,
+    "to_float": _to_float,
+    "top_k": _top_k,
+    "gather_last": _gather_last,
+    "matmul_transposed": _matmul_transposed,
+    "mixture": _mixture,
     "linear": _linear,
     "rms_norm": _rms_norm,
     "rope": _rope,

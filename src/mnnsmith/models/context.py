@@ -15,9 +15,13 @@ SLIDING = "sliding_attention"
 
 @dataclass(frozen=True)
 class ContextLimits:
-    """What the user asked for: `max_context` tokens, or None for the model's own limit."""
+    """What the user asked for: `max_context` tokens, or None for the model's own limit.
+
+    mla: the form of latent attention, "expanded" or "latent" (see `models.mla`).
+    """
 
     max_context: int | None = None
+    mla: str = "expanded"
 
     def resolve(self, positions: int, longest_exact: int | None) -> tuple[int, tuple[str, ...]]:
         """The context to build for, and notes for the user.

@@ -46,6 +46,11 @@ class LanguageModel:
         """Whether the head is the embedding."""
         return self.embedding.tensor == self.head.tensor
 
+    @property
+    def mixture(self) -> bool:
+        """Whether it has experts, of which each token uses a few."""
+        return any(node.kind == "mixture" for node in self.graph.nodes)
+
     def kv_bytes_per_token(self, element_bytes: int = 4) -> int:
         """Bytes that one token takes in the KV cache (float32 on x86, 2 bytes in fp16)."""
         shape = self.attention

@@ -158,6 +158,15 @@ def self_attention(
     return linear(g, mixed, weights.o, Role.ATTENTION, layer, f"{name}/o")
 
 
+def separate_mlp(prefix: str, hidden: int, inner: int) -> tuple[Projection, ...]:
+    """gate_proj, up_proj and down_proj as tensors of their own."""
+    return (
+        Projection(f"{prefix}.gate_proj", inner),
+        Projection(f"{prefix}.up_proj", inner),
+        Projection(f"{prefix}.down_proj", hidden),
+    )
+
+
 def gated_mlp(
     g: Graph,
     x: Value,
@@ -167,17 +176,18 @@ def gated_mlp(
     activation: str,
     layer: int,
     name: str,
+    role: Role = Role.MLP,
 ) -> Value:
     """down(activation(gate(x)) * up(x)) (Shazeer 2020); activation is "silu" or "gelu_tanh"."""
-    gated = linear(g, x, gate, Role.MLP, layer, f"{name}/gate")
-    raised = linear(g, x, up, Role.MLP, layer, f"{name}/up")
+    gated = linear(g, x, gate, role, layer, f"{name}/gate")
+    raised = linear(g, x, up, role, layer, f"{name}/up")
     if activation == "silu":
         product = g.binary("multiply_silu", raised, gated, f"{name}/act")
     else:
         product = g.binary(
             "multiply", g.unary(activation, gated, f"{name}/gelu"), raised, f"{name}/act"
         )
-    return linear(g, product, down, Role.MLP, layer, f"{name}/down")
+    return linear(g, product, down, role, layer, f"{name}/down")
 
 
 def head(

@@ -8,10 +8,11 @@ from typing import Any
 
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import Value
-from mnnsmith.graph.weights import MatrixSlot, Role, VectorSlot
+from mnnsmith.graph.weights import VectorSlot
 from mnnsmith.models import layers as nn
 from mnnsmith.models.config import ConfigReader
 from mnnsmith.models.context import ContextLimits, no_windows
+from mnnsmith.models.decoder import Part, add_stack, layer_name, layer_prefix, read_stack
 from mnnsmith.models.language_model import IgnoredTensors, LanguageModel
 from mnnsmith.models.rope import rope_frequencies, rope_settings, rope_tables
 
@@ -19,14 +20,6 @@ from mnnsmith.models.rope import rope_frequencies, rope_settings, rope_tables
 IGNORED = (
     IgnoredTensors("*.rotary_emb.inv_freq", "rope frequencies are computed from the config"),
 )
-
-
-def _separate_mlp(prefix: str, hidden: int, inner: int) -> tuple[nn.Projection, ...]:
-    return (
-        nn.Projection(f"{prefix}.gate_proj", inner),
-        nn.Projection(f"{prefix}.up_proj", inner),
-        nn.Projection(f"{prefix}.down_proj", hidden),
-    )
 
 
 @dataclass(frozen=True)
@@ -39,6 +32,7 @@ class Variant:
     windows: the sliding window of each layer.
     attention, mlp: the names of a block's projections, by default each a tensor of its own.
     rope: corrects the rope settings.
+    feed_forward: in place of the gated SiLU layer.
     """
 
     qkv_bias: bool
@@ -50,8 +44,9 @@ class Variant:
     epsilon: float = 1e-6
     windows: Callable[[ConfigReader, int, int], list[int | None]] = no_windows
     attention: Callable[[str, nn.AttentionShape, int], nn.AttentionWeights] | None = None
-    mlp: Callable[[str, int, int], tuple[nn.Projection, ...]] = _separate_mlp
+    mlp: Callable[[str, int, int], tuple[nn.Projection, ...]] = nn.separate_mlp
     rope: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    feed_forward: Part | None = None
 
 
 def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
@@ -63,57 +58,46 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
 
 
 def build_variant(config: ConfigReader, limits: ContextLimits, variant: Variant) -> LanguageModel:
-    """Norm, attention, norm, gated SiLU; residual around both."""
-    hidden = config.integer("hidden_size")
-    layers = config.integer("num_hidden_layers")
-    inner = config.integer("intermediate_size")
-    vocabulary = config.integer("vocab_size")
-    epsilon = config.number("rms_norm_eps", variant.epsilon, most=1.0)
+    """Grouped-query attention with rope, and a gated SiLU layer or what the variant has instead."""
+    stack = read_stack(config, variant.epsilon, tied_by_default=False)
     config.only("hidden_act", ("silu",), "silu", "Another activation is another model.")
-    shape = nn.attention_shape(config, hidden, variant.head_dim, variant.kv_heads)
+    shape = nn.attention_shape(config, stack.hidden, variant.head_dim, variant.kv_heads)
     settings = variant.rope(rope_settings(config))
     positions = config.integer("max_position_embeddings")
     rope = rope_frequencies(config, settings, shape.head_dim, positions)
     context, notes = limits.resolve(positions, rope.longest)
-    windows = variant.windows(config, layers, context)
+    windows = variant.windows(config, stack.layers, context)
+    feed_forward = variant.feed_forward or _gated_mlp(config, variant, stack.hidden)
 
     g = Graph()
-    inputs = nn.decoder_inputs(g, hidden, sliding=any(windows))
+    inputs = nn.decoder_inputs(g, stack.hidden, sliding=any(windows))
     tables = rope_tables(g, inputs.positions, rope, context, "rope")
-    x, delta = inputs.hidden, None
-    for i in range(layers):
-        prefix, name = f"model.layers.{i}", f"layer{i}"
-        gain = VectorSlot(f"{prefix}.input_layernorm.weight", hidden)
-        x, normed = _residual_norm(g, x, delta, gain, epsilon, f"{name}/attention_norm")
-        weights = _attention_weights(f"{prefix}.self_attn", shape, hidden, variant, epsilon)
+
+    def attention(g: Graph, x: Value, i: int) -> Value:
+        prefix = f"{layer_prefix(i)}.self_attn"
+        weights = _attention_weights(prefix, shape, stack.hidden, variant, stack.epsilon)
         mask = inputs.sliding_mask if windows[i] else inputs.full_mask
-        mixed = nn.self_attention(g, normed, weights, shape, tables, mask, i, f"{name}/attention")
-        gain = VectorSlot(f"{prefix}.post_attention_layernorm.weight", hidden)
-        x, normed = g.add_rms_norm(x, mixed, gain, epsilon, f"{name}/mlp_norm")
-        gate, up, down = (
-            replace(p, bias=variant.mlp_bias) for p in variant.mlp(f"{prefix}.mlp", hidden, inner)
-        )
-        delta = nn.gated_mlp(g, normed, gate, up, down, "silu", i, f"{name}/mlp")
-    assert delta is not None
-    x = g.binary("add", x, delta, "residual")
-    embedding = MatrixSlot("model.embed_tokens.weight", vocabulary, hidden, Role.EMBEDDING)
-    tied = config.flag("tie_word_embeddings", False)
-    head = MatrixSlot(embedding.tensor if tied else "lm_head.weight", vocabulary, hidden, Role.HEAD)
-    norm = VectorSlot("model.norm.weight", hidden)
-    nn.head(g, x, inputs.logits_index, norm, epsilon, head)
+        name = f"{layer_name(i)}/attention"
+        return nn.self_attention(g, x, weights, shape, tables, mask, i, name)
+
+    add_stack(g, inputs, stack, attention, feed_forward)
     return LanguageModel(
-        g, embedding, head, hidden, layers, shape, context,
+        g, stack.embedding, stack.head, stack.hidden, stack.layers, shape, context,
         sliding_window=next((w for w in windows if w), None), ignored=IGNORED, notes=notes,
     )  # fmt: skip
 
 
-def _residual_norm(
-    g: Graph, x: Value, delta: Value | None, gain: VectorSlot, epsilon: float, name: str
-) -> tuple[Value, Value]:
-    """(x + delta, its norm); before the first block there is nothing to add."""
-    if delta is None:
-        return x, g.rms_norm(x, gain, epsilon, name)
-    return g.add_rms_norm(x, delta, gain, epsilon, name)
+def _gated_mlp(config: ConfigReader, variant: Variant, hidden: int) -> Part:
+    inner = config.integer("intermediate_size")
+
+    def feed_forward(g: Graph, x: Value, i: int) -> Value:
+        gate, up, down = (
+            replace(p, bias=variant.mlp_bias)
+            for p in variant.mlp(f"{layer_prefix(i)}.mlp", hidden, inner)
+        )
+        return nn.gated_mlp(g, x, gate, up, down, "silu", i, f"{layer_name(i)}/mlp")
+
+    return feed_forward
 
 
 def _attention_weights(

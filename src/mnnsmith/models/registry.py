@@ -12,9 +12,13 @@ from mnnsmith.errors import UnsupportedError
 from mnnsmith.models.config import ConfigReader
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
+from mnnsmith.models.refused import REFUSED
 
 # Modules of the room that are no architecture.
-_SHARED = {"config", "context", "language_model", "layers", "registry", "rope"}
+_SHARED = {
+    "config", "context", "decoder", "deepseek", "language_model", "layers", "mla", "moe",
+    "refused", "registry", "rope", "sparse",
+}  # fmt: skip
 
 
 def supported_model_types() -> tuple[str, ...]:
@@ -24,9 +28,14 @@ def supported_model_types() -> tuple[str, ...]:
 
 
 def require_supported(model_type: object, origin: str) -> str:
-    """The model type itself; raises `UnsupportedError` naming it and what we know."""
+    """The model type itself; raises `UnsupportedError` naming it, the reason, and what we know."""
     if model_type not in supported_model_types():
         known = ", ".join(supported_model_types())
+        if isinstance(model_type, str) and model_type in REFUSED:
+            raise UnsupportedError(
+                f"{origin}: model type {model_type!r} is not supported: {REFUSED[model_type]}.",
+                f"Supported are: {known}.",
+            )
         raise UnsupportedError(
             f"{origin}: model type {model_type!r:.80} is not supported.",
             f"Supported are: {known}. CONTRIBUTING.md tells how to add one.",

@@ -221,7 +221,7 @@ def rope_tables(
     high_rows = -(-max(max_context, _TABLE_POSITIONS) // _LOW_POSITIONS)
     high_positions = np.arange(high_rows) * float(_LOW_POSITIONS)
     high_angles = high_positions[:, None] * rope.inverse.astype(np.float64)
-    step = g.integers([_LOW_POSITIONS], scalar=True)
+    step = g.integers([_LOW_POSITIONS], ())
     high = g.binary("divide", positions, step, f"{name}/high")
     low = g.binary(
         "subtract", positions, g.binary("multiply", high, step, f"{name}/base"), f"{name}/low"

@@ -21,11 +21,13 @@ from mnnsmith.quant.scheme import BLOCKS, Scheme, parse_scheme
 
 DEFAULT_RECIPE = "w4g64-head8"
 KEEP = "keep"
-ROLES = ("embedding", "head", "attention", "mlp")
+ROLES = ("embedding", "head", "attention", "mlp", "expert")
+# Forms of latent attention (DeepSeek), the default first.
+MLA_FORMS = ("expanded", "latent")
 _MISFITS = ("error", "fit")
 _NAME = re.compile(
     r"(?P<base>fp32|fp16|w[0-9]{1,4}(?:g[0-9]{1,6})?)(?P<sym>-sym)?(?:-head(?P<head>[0-9]{1,4}))?"
-    r"(?:-embed(?P<embed>[0-9]{1,4}))?(?P<fit>-fit)?"
+    r"(?:-embed(?P<embed>[0-9]{1,4}))?(?P<latent>-latent)?(?P<fit>-fit)?"
 )
 _MAX_RULES = 1_000
 _MAX_PATTERN = 500
@@ -87,6 +89,7 @@ class Recipe:
     block that does, and record it).
     keep: carry a source's own blocks over where the engine has the same form; rules then speak for
     the other weights only.
+    mla: how latent attention is written: "expanded" or "latent"; other models have no such choice.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Recipe:
     rules: tuple[Rule, ...] = ()
     misfit: str = "error"
     keep: bool = False
+    mla: str = MLA_FORMS[0]
 
     def choose(self, target: Target) -> Choice:
         """The scheme of one weight; raises `RecipeError` where it cannot be."""
@@ -130,7 +134,7 @@ class Recipe:
 
 
 def parse_recipe_name(name: str) -> Recipe:
-    """A recipe from its name: SCHEME[-sym][-headN][-embedN][-fit], or `keep`.
+    """A recipe from its name: SCHEME[-sym][-headN][-embedN][-latent][-fit], or `keep`.
 
     N is 4, 8 (at the scheme's block) or 16.  The embedding follows the head where nothing is said.
     """
@@ -155,12 +159,14 @@ def parse_recipe_name(name: str) -> Recipe:
             rules.append(Rule(scheme, role="embedding" if role == "embed" else role))
     if match["head"] and not match["embed"]:
         rules.append(Rule(rules[0].scheme, role="embedding"))
-    return Recipe(name, default, tuple(rules), misfit="fit" if match["fit"] else "error")
+    return Recipe(name, default, tuple(rules), misfit="fit" if match["fit"] else "error",
+        mla="latent" if match["latent"] else MLA_FORMS[0],
+    )  # fmt: skip
 
 
 def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from the object of a JSON file."""
-    _check_keys(data, {"name", "default", "rules", "misfit", "description"}, where)
+    _check_keys(data, {"name", "default", "rules", "misfit", "mla", "description"}, where)
     name = data.get("name", "custom")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,80}", name):
         raise RecipeError(f"{where}: name must be letters, digits, '.', '_' and '-': {name!r:.60}.")
@@ -169,6 +175,9 @@ def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
         raise RecipeError(
             f"{where}: misfit must be one of {', '.join(_MISFITS)}, not {misfit!r:.60}."
         )
+    mla = data.get("mla", MLA_FORMS[0])
+    if mla not in MLA_FORMS:
+        raise RecipeError(f"{where}: mla must be one of {', '.join(MLA_FORMS)}, not {mla!r:.60}.")
     if "default" not in data:
         raise RecipeError(f"{where}: default is missing.", 'Add, for example, "default": "w4g64".')
     rules = data.get("rules", [])
@@ -179,6 +188,7 @@ def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
         parse_scheme(data["default"], f"{where}: default"),
         tuple(_rule(rule, f"{where}: rule {i}") for i, rule in enumerate(rules)),
         misfit,
+        mla=mla,
     )
 
 
@@ -188,6 +198,7 @@ def describe(recipe: Recipe) -> dict[str, Any]:
         "name": recipe.name,
         "default": KEEP if recipe.keep else recipe.default.name,
         "misfit": recipe.misfit,
+        "mla": recipe.mla,
         "rules": [],
     }
     for rule in recipe.rules:

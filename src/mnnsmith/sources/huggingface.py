@@ -16,6 +16,7 @@ from mnnsmith.files import (
 )
 from mnnsmith.sources.chat_template import read_chat_template, read_special_tokens
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, TokenizerFiles
+from mnnsmith.sources.experts import split_experts
 from mnnsmith.sources.fp8 import join_scales
 from mnnsmith.sources.safetensors import open_safetensors
 
@@ -58,7 +59,7 @@ def open_folder(
         origin=origin,
         format="safetensors",
         config=config,
-        tensors=join_scales(tensors, quantization, origin),
+        tensors=split_experts(join_scales(tensors, quantization, origin), origin),
         tokenizer=tokenizer,
         files=tuple(sorted(files)),
         generation=generation,

@@ -1,0 +1,251 @@
+"""The graph that we author: its storage, and the operators that move data without changing it.
+
+Every method adds one operator (or a short fixed sequence) and returns its output.  A shape or
+layout that does not fit raises `ConversionError` at once, naming the operator and the values; the
+engine itself would compute garbage or crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.errors import ConversionError
+from mnnsmith.graph.values import Dim, DType, Layout, Value
+from mnnsmith.graph.weights import ConstantSlot, Slot, Table
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator.
+
+    kind: our name of the operator; `mnnsmith.mnn.graph_json` says what it becomes.
+    attributes: plain values.  slots: weights by their part ("weight", "bias", "gain", ...).
+    graphs: sub-graphs that the operator chooses from, such as experts.
+    """
+
+    kind: str
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
+    graphs: tuple[GraphCore, ...] = ()
+
+
+class GraphCore:
+    """An ordered list of operators in single assignment; `Graph` adds the arithmetic."""
+
+    def __init__(self, name: str = "") -> None:
+        """name: of a sub-graph, as the engine looks it up."""
+        self.name = name
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.outputs: list[Value] = []
+        self._names: set[str] = set()
+        self._int_constants: dict[tuple[tuple[int, ...], tuple[int, ...]], Value] = {}
+
+    # ------------------------------------------------------------------ inputs, constants, outputs
+
+    def input(self, name: str, shape: Sequence[Dim], dtype: DType = DType.FLOAT) -> Value:
+        """A tensor that the engine feeds, in NCHW."""
+        return self.add("input", name, (), [(tuple(shape), Layout.NCHW, dtype)])
+
+    def integers(self, values: Sequence[int], shape: tuple[int, ...] | None = None) -> Value:
+        """An int32 constant, [len(values)] if no shape is given; equal ones are shared."""
+        key = (tuple(values), (len(values),) if shape is None else shape)
+        if key not in self._int_constants:
+            self._int_constants[key] = self.add(
+                "integers",
+                f"{self.name}const/{len(self._int_constants)}",
+                (),
+                [(key[1], Layout.NCHW, DType.INT32)],
+                {"values": key[0]},
+            )
+        return self._int_constants[key]
+
+    def table(self, name: str, values: npt.NDArray[np.float32]) -> Value:
+        """A float32 constant, stored with the weights."""
+        shape = tuple(values.shape)
+        return self.add("table", name, (), [(shape, Layout.NCHW, DType.FLOAT)], slots={
+            "values": Table(np.ascontiguousarray(values, dtype=np.float32))
+        })  # fmt: skip
+
+    def constant(self, name: str, slot: ConstantSlot) -> Value:
+        """A tensor of the checkpoint as a float32 constant."""
+        return self.add(
+            "table", name, (), [(slot.shape, Layout.NCHW, DType.FLOAT)], slots={"values": slot}
+        )
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Operators of this graph and of its sub-graphs, in the order in which they were added."""
+        for node in self.nodes:
+            yield node
+            for graph in node.graphs:
+                yield from graph.all_nodes()
+
+    def mark_output(self, value: Value) -> None:
+        """Make a value an output of the graph; the engine finds it by its name."""
+        self.outputs.append(value)
+
+    # ------------------------------------------------------------------ layout and shape
+
+    def convert(self, x: Value, layout: Layout, name: str) -> Value:
+        """Change the memory layout; a shape is given in the order of its layout."""
+        if x.layout is layout:
+            self.fail(name, f"{x} already has this layout")
+        if len(x.shape) != 4:
+            self.fail(name, f"{x}: only tensors of rank 4 change their layout")
+        shape = x.shape
+        if x.layout is Layout.NHWC:
+            shape = (shape[0], shape[3], shape[1], shape[2])
+        elif layout is Layout.NHWC:
+            shape = (shape[0], shape[2], shape[3], shape[1])
+        return self.add("convert", name, (x,), [(shape, layout, x.dtype)])
+
+    def reshape(self, x: Value, shape: Sequence[Dim], name: str) -> Value:
+        """Give a new shape; at most one dimension is symbolic. The layout tag stays."""
+        if x.layout is Layout.NC4HW4:
+            self.fail(name, f"{x}: convert the layout before reshaping")
+        if sum(isinstance(d, str) for d in shape) > 1:
+            self.fail(name, f"more than one unknown dimension in {tuple(shape)}")
+        if _known_size(x.shape) != _known_size(shape) or _symbols(x.shape) != _symbols(shape):
+            self.fail(name, f"cannot reshape {x} to {tuple(shape)}")
+        return self.add("reshape", name, (x,), [(tuple(shape), x.layout, x.dtype)])
+
+    def to_channels(self, x: Value, width: int, name: str) -> Value:
+        """Any [seq, width] tensor to the packed form [seq, width, 1, 1] that linear layers take.
+
+        Tensors tagged NHWC (outputs of rope and attention) keep their channel last.
+        """
+        seq = _symbol(x, name)
+        shape: tuple[Dim, ...] = (seq, width, 1, 1)
+        if x.layout is Layout.NHWC:
+            shape = (seq, 1, 1, width)
+        flat = self.reshape(x, shape, f"{name}/flat")
+        return self.convert(flat, Layout.NC4HW4, name)
+
+    def from_channels(self, x: Value, shape: Sequence[Dim], name: str) -> Value:
+        """The packed form back to a plain tensor of the given shape."""
+        self.expect_channels(x, name)
+        return self.reshape(self.convert(x, Layout.NCHW, f"{name}/nchw"), shape, name)
+
+    def slice(self, x: Value, begin: int | Value, end: int, axis: int, name: str) -> Value:
+        """x[begin:end] along one axis; `begin` may be a run-time value of shape [1]."""
+        size: Dim = "selected"
+        if isinstance(begin, int):
+            full = x.shape[axis]
+            if not 0 <= begin < end or (isinstance(full, int) and end > full):
+                self.fail(name, f"slice [{begin}:{end}] is outside of axis {axis} of {x}")
+            size = end - begin
+        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+        first = begin if isinstance(begin, Value) else self.integers([begin])
+        inputs = (x, first, self.integers([end]), self.integers([axis]), self.integers([1]))
+        return self.add("slice", name, inputs, [(shape, x.layout, x.dtype)])
+
+    def concat(self, xs: Sequence[Value], axis: int, name: str) -> Value:
+        """Join along one axis; the result has the layout tag of the first."""
+        first = xs[0]
+        axis %= len(first.shape)
+        total = 0
+        for x in xs:
+            same = x.shape[:axis] + x.shape[axis + 1 :] == (
+                first.shape[:axis] + first.shape[axis + 1 :]
+            )
+            mixed = x.layout is not first.layout and Layout.NC4HW4 in (x.layout, first.layout)
+            if not same or mixed:
+                self.fail(name, f"cannot join {first} and {x} on axis {axis}")
+            size = x.shape[axis]
+            if isinstance(size, str):
+                self.fail(name, f"axis {axis} of {x} is unknown")
+            total += size
+        shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
+        return self.add("concat", name, xs, [(shape, first.layout, first.dtype)], {"axis": axis})
+
+    def permute(self, x: Value, order: Sequence[int], name: str) -> Value:
+        """Reorder the dimensions of a plain tensor."""
+        if x.layout is not Layout.NCHW or sorted(order) != list(range(len(x.shape))):
+            self.fail(name, f"cannot permute {x} to {tuple(order)}")
+        shape = tuple(x.shape[i] for i in order)
+        return self.add(
+            "permute", name, (x,), [(shape, x.layout, x.dtype)], {"order": tuple(order)}
+        )
+
+    def pad_last(self, x: Value, width: int, name: str) -> Value:
+        """Zeros after the last dimension, up to `width`."""
+        last = x.shape[-1]
+        if not isinstance(last, int) or last > width or x.layout is Layout.NC4HW4:
+            self.fail(name, f"cannot pad {x} to {width}")
+        pads = [0] * (2 * len(x.shape) - 1) + [width - last]
+        amounts = self.integers(pads, (len(x.shape), 2))
+        shape = (*x.shape[:-1], width)
+        return self.add("pad", name, (x, amounts), [(shape, x.layout, x.dtype)])
+
+    def gather(self, table: Value, indices: Value, name: str) -> Value:
+        """Rows of `table` by index: [rows, width], [n] int32 -> [n, width]."""
+        if indices.dtype is not DType.INT32 or len(indices.shape) != 1:
+            self.fail(name, f"indices must be [n] int32, not {indices}")
+        shape = (*indices.shape, *table.shape[1:])
+        inputs = (table, indices, self.integers([0], ()))
+        return self.add("gather", name, inputs, [(shape, table.layout, table.dtype)])
+
+    # ------------------------------------------------------------------ inside
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[Value],
+        outputs: Sequence[tuple[tuple[Dim, ...], Layout, DType]],
+        attributes: dict[str, Any] | None = None,
+        slots: dict[str, Slot] | None = None,
+        suffixes: Sequence[str] = ("",),
+        graphs: Sequence[GraphCore] = (),
+    ) -> Value:
+        if name in self._names:
+            self.fail(name, "an operator of this name exists")
+        self._names.add(name)
+        for x in inputs:
+            if x.index >= len(self.values) or self.values[x.index].name != x.name:
+                self.fail(name, f"{x} is not of this graph")
+        made = []
+        for suffix, (shape, layout, dtype) in zip(suffixes, outputs, strict=True):
+            made.append(Value(len(self.values), name + suffix, shape, layout, dtype))
+            self.values.append(made[-1])
+        self.nodes.append(
+            Node(
+                kind, name, tuple(inputs), tuple(made), attributes or {}, slots or {}, tuple(graphs)
+            )
+        )
+        return made[0]
+
+    def expect_channels(self, x: Value, name: str, width: int | None = None) -> None:
+        if x.layout is not Layout.NC4HW4 or len(x.shape) != 4:
+            self.fail(name, f"{x}: expected packed channels [seq, width, 1, 1]")
+        if width is not None and x.shape[1] != width:
+            self.fail(name, f"{x}: expected width {width}")
+
+    def fail(self, name: str, what: str) -> NoReturn:
+        raise ConversionError(
+            f"Graph operator {name}: {what}.",
+            "The model file of this architecture and the checkpoint's config.json disagree.",
+        )
+
+
+def _known_size(shape: Sequence[Dim]) -> int:
+    return int(np.prod([d for d in shape if isinstance(d, int)], dtype=np.int64))
+
+
+def _symbols(shape: Sequence[Dim]) -> list[str]:
+    return sorted(d for d in shape if isinstance(d, str))
+
+
+def _symbol(x: Value, name: str) -> str:
+    symbols = _symbols(x.shape)
+    if len(symbols) != 1:
+        raise ConversionError(f"Graph operator {name}: {x} must have one unknown dimension.")
+    return symbols[0]
