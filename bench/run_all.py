@@ -23,7 +23,7 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 SCRIPTS = {
     "convert_speed": (["--repeats", "3"], ("upstream", "upstream-python")),
     "scaling": (["--repeats", "1", "--clean"], ()),
-    "speed": (["--repeats", "12"], ("upstream", "upstream-python", "llamacpp-python")),
+    "speed": ([], ("upstream", "upstream-python", "llamacpp-python")),
     "quality": ([], ()),
 }
 _PLACE = "<!-- table {name} -->\n.*?<!-- end -->"
