@@ -1,6 +1,6 @@
 """DeepSeek at its true size: whole conversions to w4g64-head8, and V3 told from two of its layers.
 
-Checkpoints with random weights are made from the real configs (31 GB for V2-Lite in fp16), converted
+Checkpoints with random weights are made from the real configs (31 GB for V2-Lite), converted
 and deleted again.  V3 has 61 layers, of which 58 have experts; one dense layer and one with experts
 are made, and the time of the whole is extrapolated from the bytes, which is marked so.
 """

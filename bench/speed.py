@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -142,7 +143,7 @@ def cpu_speed(contestant: Contestant, prompt: list[int], decode: int, _: int) ->
     for ids, count in ((prompt, 0), (short, 0), (short, decode)):
         contestant.work(ids, count)
         times.append(cpu_s(contestant.pid))
-    prefill_s, short_s, decode_s = (b - a for a, b in zip(times, times[1:], strict=False))
+    prefill_s, short_s, decode_s = (b - a for a, b in pairwise(times))
     return Speed(len(prompt) / prefill_s, decode / (decode_s - short_s))
 
 
