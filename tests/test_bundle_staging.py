@@ -109,6 +109,105 @@ def test_a_kill_at_any_moment(target: Path, moment: str) -> None:
     assert os.listdir(target.parent) == ["bundle"]
 
 
+def test_what_came_to_the_place_during_the_work_stays(target: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="exists already"),
+        staged_folder(target, replace=False, needed_bytes=0) as folder,
+    ):
+        fill(folder, "new")
+        target.mkdir()
+        (target / "thesis.txt").write_text("mine")
+    assert (target / "thesis.txt").read_text() == "mine"
+    assert os.listdir(target.parent) == ["bundle"] and os.listdir(target) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("what", ["bundle and notes", "folder", "file", "link"])
+def test_what_came_during_the_work_is_not_replaced_either(target: Path, what: str) -> None:
+    write_empty_bundle(target)
+    other = target.parent / "other"
+    with (
+        pytest.raises(UsageError, match="bundle"),
+        staged_folder(target, replace=True, needed_bytes=0) as folder,
+    ):
+        fill(folder, "new")
+        if what == "bundle and notes":
+            (target / "notes.txt").write_text("mine")
+        else:
+            os.rename(target, other)
+            if what == "folder":
+                target.mkdir()
+                (target / "notes.txt").write_text("mine")
+            elif what == "file":
+                target.write_text("mine")
+            else:
+                target.symlink_to(other)
+    assert target.is_symlink() == (what == "link") and target.is_file() == (what == "file")
+    kept = target if what == "file" else target / "notes.txt"
+    assert what == "link" or kept.read_text() == "mine"
+    assert set(os.listdir(target.parent)) <= {"bundle", "other"}
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("replace", [True, False])
+def test_what_comes_in_the_last_instant_stays(
+    target: Path, monkeypatch: pytest.MonkeyPatch, replace: bool, exchange: bool
+) -> None:
+    """After the last look at the place, before it is taken."""
+    real = staging._check_target
+    looks = []
+
+    def late(path: Path, may_replace: bool) -> None:
+        real(path, may_replace)
+        looks.append(path)
+        if len(looks) == 2:
+            if not replace:
+                write_empty_bundle(path)
+            (path / "notes.txt").write_text("mine")
+
+    if replace:
+        write_empty_bundle(target)
+    monkeypatch.setattr(staging, "_check_target", late)
+    if not exchange:
+        monkeypatch.setattr(staging, "_exchange", lambda a, b: False)
+    with pytest.raises(UsageError, match=r"notes\.txt" if replace else "exists already"):
+        stage(target, "new", replace=replace)
+    assert set(os.listdir(target)) == {"mnnsmith.json", "notes.txt"}
+    assert os.listdir(target.parent) == ["bundle"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
+@pytest.mark.parametrize("call", ["open", "unlink"])
+def test_the_lock_of_another_user_does_not_stand_in_the_way(
+    target: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    """In a sticky folder such as /tmp it can be seen, but neither opened nor removed."""
+    theirs = target.parent / ".bundle.mnnsmith-partial-theirs.lock"
+    theirs.touch()
+    real = getattr(os, call)
+
+    def refuse(path: object, *arguments: object, **options: object) -> object:
+        if os.fspath(path) == str(theirs):  # type: ignore[call-overload]
+            raise PermissionError(code, os.strerror(code), str(theirs))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, call, refuse)
+    stage(target, "new")
+    assert content(target) == "new" and theirs.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_only_has_the_name_of_a_lock_does_not_stand_in_the_way(
+    target: Path, kind: str
+) -> None:
+    name = target.parent / ".bundle.mnnsmith-partial-x.lock"
+    if kind == "folder":
+        name.mkdir()
+    else:
+        name.symlink_to(target.parent / "elsewhere")
+    stage(target, "new")
+    assert content(target) == "new" and os.path.lexists(name)
+
+
 def test_a_live_one_is_left_alone(target: Path) -> None:
     with staged_folder(target, replace=True, needed_bytes=0) as folder:
         fill(folder, "first")
@@ -186,14 +285,18 @@ def test_an_error_of_the_last_step(target: Path, monkeypatch: pytest.MonkeyPatch
     assert content(target) == "old" and os.listdir(target.parent) == ["bundle"]
 
 
-def test_force_refuses_to_delete_what_a_user_put_into_a_bundle(tmp_path: Path) -> None:
-    target = tmp_path / "bundle"
+def write_empty_bundle(target: Path) -> None:
     target.mkdir()
     manifest = {"model": {"max_context": 8, "vocab_size": 9, "layers": 1, "model_type": "llama",
                           "stop_ids": []},
                 "recipe": {"name": "fp16"}, "generation": {}, "source": {}, "files": {},
                 }  # fmt: skip
     write_manifest(target, manifest)
+
+
+def test_force_refuses_to_delete_what_a_user_put_into_a_bundle(tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    write_empty_bundle(target)
     check_target(target, replace=True)
     (target / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt"):

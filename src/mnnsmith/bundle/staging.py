@@ -27,15 +27,19 @@ _OLD = ".old"
 # Linux: swap two paths in one step.
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+# Opening a lock file of this name: gone meanwhile, another user's, or no file that we made.
+_NOT_OURS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP)
 
 
 @contextmanager
 def staged_folder(target: Path, *, replace: bool, needed_bytes: int) -> Iterator[Path]:
     """Give an empty folder to fill; on a clean exit it becomes `target`.
 
-    replace: an existing `target` is exchanged for the new one; without it, it is an error.
-    Raises `UsageError` if `target` exists, `MissingResourceError` if the disk has less than
-    `needed_bytes` free, or the place cannot be written.
+    replace: an existing bundle at `target` is exchanged for the new one, else it is an error.
+    What is at `target` is looked at before the work and again at its end, so that nothing that
+    came there meanwhile is lost.
+    Raises `UsageError` if `target` exists or may not be replaced, `MissingResourceError` if the
+    disk has less than `needed_bytes` free, or the place cannot be written.
     """
     # Through a symbolic link: the folder it leads to is replaced, not the link.
     target = Path(os.path.realpath(target))
@@ -59,7 +63,7 @@ def staged_folder(target: Path, *, replace: bool, needed_bytes: int) -> Iterator
         yield partial
         try:
             _sync(partial)
-            _install(partial, target)
+            _install(partial, target, replace)
         except OSError as error:
             raise _cannot_write(target, error) from error
     finally:
@@ -94,29 +98,34 @@ def _check_target(target: Path, replace: bool) -> None:
         return
     if not target.is_dir():
         raise UsageError(f"{target}: exists and is not a folder.", "Choose another output.")
-    if not any(target.iterdir()):
-        return
-    if not replace:
+    if not replace and any(target.iterdir()):
         raise UsageError(
             f"{target}: exists already.", "Choose another output, or replace it with --force."
         )
-    if not (target / "mnnsmith.json").is_file():
+    _check_disposable(target, target)
+
+
+def _check_disposable(folder: Path, target: Path) -> None:
+    """Whether `folder`, which has or had the place `target`, may be deleted.
+
+    It must be empty or a bundle, and what a user put beside a bundle's files must not go with them.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        raise UsageError(f"{target}: is no folder any more.", "Choose another output.")
+    names = {path.name for path in folder.iterdir()}
+    if not names:
+        return
+    if MANIFEST not in names:
         raise UsageError(
             f"{target}: is not empty and holds no mnnsmith bundle; --force replaces bundles only.",
             "Choose another output, or empty the folder yourself.",
         )
-    _refuse_foreign_files(target)
-
-
-def _refuse_foreign_files(target: Path) -> None:
-    """What a user put beside a bundle's files must not go with them."""
     try:
-        known = {*read_manifest(target).files, MANIFEST}
+        known = {*read_manifest(folder).files, MANIFEST}
     except BundleError:
         # A damaged bundle, which is to be replaced; it cannot say what belongs to it.
         return
-    foreign = sorted(p.name for p in target.iterdir() if p.name not in known)
-    if foreign:
+    if foreign := sorted(names - known):
         raise UsageError(
             f"{target}: holds files that are not the bundle's ({', '.join(foreign[:4])}), which "
             "--force would delete.",
@@ -155,23 +164,48 @@ def _cannot_write(target: Path, error: OSError) -> MissingResourceError:
     )
 
 
-def _install(partial: Path, target: Path) -> None:
-    """Put `partial` in the place of `target`; what was there is then at `partial`."""
-    if not os.path.lexists(target):
+def _install(partial: Path, target: Path, replace: bool) -> None:
+    """Put `partial` in the place of `target`; a bundle that was there is then at `partial`.
+
+    The work took its time, so what is at `target` now may be another thing than when it began.
+    """
+    _check_target(target, replace)
+    if not replace or not os.path.lexists(target) or not any(target.iterdir()):
+        # Of a folder, rename(2) takes a free place or that of an empty folder; all else it refuses.
+        try:
+            os.rename(partial, target)
+        except OSError:
+            _check_target(target, replace)
+            raise
+    elif _exchange(partial, target):
+        # Now nobody can put anything more into the old one by its name.
+        try:
+            _check_disposable(partial, target)
+        except UsageError:
+            _exchange(partial, target)
+            raise
+    else:
+        _replace_in_two_steps(partial, target)
+
+
+def _replace_in_two_steps(partial: Path, target: Path) -> None:
+    """For a file system without exchange: the place is empty for an instant.
+
+    If this process dies then, the next run puts the old one back.
+    """
+    aside = partial.with_name(partial.name + _OLD)
+    os.rename(target, aside)
+    try:
+        _check_disposable(aside, target)
         os.rename(partial, target)
-    elif not any(target.iterdir()):
-        target.rmdir()
-        os.rename(partial, target)
-    elif not _exchange(partial, target):
-        # A file system without exchange: the place is empty for an instant between the two; if this
-        # process dies then, the next run puts the old one back.
-        aside = partial.with_name(partial.name + _OLD)
-        os.rename(target, aside)
-        os.rename(partial, target)
-        shutil.rmtree(aside, ignore_errors=True)
+    except (UsageError, OSError):
+        os.rename(aside, target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _exchange(a: Path, b: Path) -> bool:
+    """Swap two paths in one step; False where the system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False
@@ -185,12 +219,17 @@ def _exchange(a: Path, b: Path) -> bool:
 
 
 def _remove_stale(target: Path) -> None:
-    """Clear up after killed conversions to the same target; live ones hold their lock."""
+    """Clear up after killed conversions to the same target; live ones hold their lock.
+
+    What another user left in a shared folder is not ours to remove, and does not stand in the way.
+    """
     for lock in target.parent.glob(f"{_escaped(_prefix(target))}*{_LOCK}"):
         try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno in _NOT_OURS:
+                continue
+            raise
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             partial = lock.with_name(lock.name.removesuffix(_LOCK))
@@ -200,7 +239,7 @@ def _remove_stale(target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(partial, ignore_errors=True)
             lock.unlink(missing_ok=True)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             continue
         finally:
             os.close(fd)
