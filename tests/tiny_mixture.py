@@ -15,7 +15,8 @@ LAYERS, EXPERTS, CHOSEN, INNER = 3, 6, 2, 96
 def write_mixture(folder: Path, *, seed: int = 0, **changes: Any) -> dict[str, np.ndarray]:
     """A whole checkpoint folder; returns its tensors as float32."""
     fields = {
-        "num_hidden_layers": LAYERS, "num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN,
+        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_local_experts": EXPERTS,
+        "num_experts_per_tok": CHOSEN,
         "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **changes,
     }  # fmt: skip
     config = tiny_checkpoint.make_config(**fields)
