@@ -1,8 +1,8 @@
-"""Measure everything and rewrite the tables of docs/performance.md.
+"""Measure everything and rewrite the tables of docs/performance.md and docs/deepseek.md.
 
 `python bench/run_all.py --write-docs` runs every benchmark, beside the alternatives that
 `bench/make_peers.py` has set up (those that are not there are left out), and puts the tables with
-their provenance into the document.  --only NAME measures a part; --only with no name measures
+their provenance into the documents.  --only NAME measures a part; --only with no name measures
 nothing and rewrites the tables from bench/results.
 """
 
@@ -13,19 +13,24 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from common import BENCH, RESULTS, ROOT, WORK, note, provenance_line
 from make_peers import peers
 
-DOCUMENT = ROOT / "docs" / "performance.md"
-# Script -> (its options, the peers it compares with).
-SCRIPTS = {
-    "convert_speed": (["--repeats", "3"], ("upstream", "upstream-python")),
-    "scaling": (["--repeats", "1", "--clean"], ()),
-    "speed": ([], ("upstream", "upstream-python", "llamacpp-python")),
-    "quality": ([], ()),
+# Page -> script -> (its options, the peers it compares with).
+PAGES: dict[str, dict[str, tuple[list[str], tuple[str, ...]]]] = {
+    "performance.md": {
+        "convert_speed": (["--repeats", "3"], ("upstream", "upstream-python")),
+        "scaling": (["--repeats", "1", "--clean"], ()),
+        "speed": ([], ("upstream", "upstream-python", "llamacpp-python")),
+        "quality": ([], ()),
+        "deepseek_scale": (["--repeats", "1"], ()),
+    },
+    "deepseek.md": {"mla_forms": (["--repeats", "3"], ()), "phone_table": ([], ())},
 }
+SCRIPTS = {name: run for scripts in PAGES.values() for name, run in scripts.items()}
 _PLACE = "<!-- table {name} -->\n.*?<!-- end -->"
 
 
@@ -41,10 +46,10 @@ def run(name: str, work: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def write_tables(document: Path, results: Path) -> None:
+def write_tables(document: Path, names: Iterable[str], results: Path) -> None:
     """Put the table of every result file in its place in the document."""
     text = document.read_text(encoding="utf-8")
-    for name in SCRIPTS:
+    for name in names:
         path = results / f"{name}.json"
         if not path.is_file():
             continue
@@ -63,9 +68,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=WORK, help="folder for models and bundles")
     parser.add_argument("--only", nargs="*", choices=SCRIPTS, default=list(SCRIPTS))
-    parser.add_argument("--write-docs", action="store_true", help="rewrite docs/performance.md")
+    parser.add_argument("--write-docs", action="store_true", help="rewrite the tables of docs")
     chosen = parser.parse_args()
     for script in chosen.only:
         run(script, chosen.work.resolve())
     if chosen.write_docs:
-        write_tables(DOCUMENT, RESULTS)
+        for page, scripts in PAGES.items():
+            write_tables(ROOT / "docs" / page, scripts, RESULTS)
