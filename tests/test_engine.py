@@ -501,6 +501,31 @@ def test_damaged_bundles_are_errors(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_graph_of_any_size_is_not_read_into_memory(tiny_bundle: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle[0], folder)
+    os.truncate(folder / "llm.mnn", 1 << 42)
+    with pytest.raises(EngineError, match=rf"llm\.mnn has {1 << 42} bytes, more than"):
+        Engine(folder, load_timeout_s=60)
+
+
+def test_the_process_is_there_before_anyone_looks_for_it(tmp_path: Path) -> None:
+    """A request that found none would never be sent, and the process never ended."""
+
+    class Started(threading.Event):
+        def set(self) -> None:
+            seen.append(process.popen is not None)
+            super().set()
+
+    for command, expected in ([[sys.executable, "-c", ""], True], [["/no/such/program"], False]):
+        seen: list[bool] = []
+        process = client._Process(command, tmp_path, started=Started())
+        client._read(process)
+        client._write(process)
+        assert seen == [expected]
+        assert isinstance(process.replies.get(timeout=1), str)
+
+
 def test_separate_embeddings_cut_short(tmp_path: Path) -> None:
     model = write_bundle(tmp_path / "b")
     path = tmp_path / "b" / "llm_config.json"

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from mnnsmith.engine import graph_json_to_mnn
-from mnnsmith.errors import ConversionError, MissingResourceError
+from mnnsmith import files
+from mnnsmith.engine import converter, graph_json_to_mnn
+from mnnsmith.engine.converter import mnn_to_graph_json
+from mnnsmith.errors import BundleError, ConversionError, MissingResourceError
 
 pytestmark = pytest.mark.engine
 
@@ -85,6 +87,40 @@ def test_memory_limit(tmp_path: Path) -> None:
         graph_json_to_mnn(
             write(tmp_path, square_graph()), tmp_path / "o.mnn", memory_limit_bytes=16 << 20
         )
+
+
+def test_a_graph_reads_back(tmp_path: Path) -> None:
+    graph_json_to_mnn(write(tmp_path, square_graph()), tmp_path / "o.mnn")
+    operators = mnn_to_graph_json(tmp_path / "o.mnn")["oplists"]
+    assert [operator["name"] for operator in operators] == ["x", "y"]
+    (tmp_path / "o.mnn").write_bytes(b"no graph")
+    with pytest.raises(BundleError, match=r"o\.mnn"):
+        mnn_to_graph_json(tmp_path / "o.mnn")
+
+
+def test_what_is_read_back_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the child, by the system; and where that has no such limit, before it is parsed."""
+    graph_json_to_mnn(write(tmp_path, square_graph()), tmp_path / "o.mnn")
+    with pytest.raises(BundleError, match="more than 200 bytes of JSON"):
+        mnn_to_graph_json(tmp_path / "o.mnn", output_limit_bytes=200)
+    monkeypatch.setattr(files, "_MAX_CONTAINERS", 5)
+    with pytest.raises(BundleError, match=r"o\.mnn: holds more lists"):
+        mnn_to_graph_json(tmp_path / "o.mnn")
+
+    def unlimited(work: Path, *_: object) -> int:
+        (work / "graph.json").write_text("[" * 300)
+        return 0
+
+    monkeypatch.setattr(converter, "_run_child", unlimited)
+    with pytest.raises(BundleError, match="more than 200 bytes of JSON"):
+        mnn_to_graph_json(tmp_path / "o.mnn", output_limit_bytes=200)
+
+
+def test_the_converted_graph_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converter, "GRAPH_LIMIT_BYTES", 100)
+    with pytest.raises(ConversionError, match="SIGXFSZ"):
+        graph_json_to_mnn(write(tmp_path, square_graph()), tmp_path / "o.mnn")
+    assert not (tmp_path / "o.mnn").exists()
 
 
 def test_output_folder_that_does_not_exist(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import itertools
 import os
 import queue
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mnnsmith.engine.exits import describe_exit, log_tail
 from mnnsmith.engine.runner import Arrays, DamagedStreamError, read_frame, write_frame
 from mnnsmith.errors import EngineError
 
 RUNNER = Path(__file__).with_name("runner.py")
-LOG_TAIL_BYTES = 3000
+LOG = "log"
 EXIT_GRACE_S = 5.0
 WAIT_SLICE_S = 1.0
 
@@ -57,27 +57,30 @@ class _Process:
     inherited: tuple[int, ...] = ()
 
 
+def _start(process: _Process) -> subprocess.Popen[bytes]:
+    with open(process.folder / LOG, "wb") as log:
+        return subprocess.Popen(
+            process.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=process.folder,
+            bufsize=0,
+            start_new_session=True,
+            pass_fds=process.inherited,
+        )
+
+
 def _read(process: _Process) -> None:
     """Thread: start the process, pass its frames on; at the end a text that says why."""
     try:
-        with open(process.folder / "log", "wb") as log:
-            popen = subprocess.Popen(
-                process.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=process.folder,
-                bufsize=0,
-                start_new_session=True,
-                pass_fds=process.inherited,
-            )
+        process.popen = popen = _start(process)
     except OSError as error:
         process.replies.put(f"could not be started: {error}")
         return
     finally:
+        # Only now: who waits for it takes a process that is not there for one that never will be.
         process.started.set()
-    process.popen = popen
-    process.started.set()
     assert popen.stdout is not None
     try:
         while (frame := read_frame(popen.stdout.fileno())) is not None:
@@ -88,7 +91,7 @@ def _read(process: _Process) -> None:
     popen.stdout.close()
     popen.wait()
     process.requests.put(None)
-    process.replies.put(_describe_exit(popen.returncode))
+    process.replies.put(describe_exit(popen.returncode))
 
 
 def _write(process: _Process) -> None:
@@ -226,13 +229,7 @@ class Runner:
 
     def log_tail(self) -> str:
         """The end of what the engine printed."""
-        try:
-            with open(self._process.folder / "log", "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-                return file.read().decode("utf-8", "replace").strip() or "(none)"
-        except OSError:
-            return "(none)"
+        return log_tail(self._process.folder / LOG)
 
     def kill(self) -> None:
         """End the process at once, whatever it does."""
@@ -243,12 +240,3 @@ class Runner:
     def close(self) -> None:
         """End the process and remove its folder; twice is fine."""
         self._finalizer()
-
-
-def _describe_exit(status: int) -> str:
-    if status < 0:
-        try:
-            return f"crashed with {signal.Signals(-status).name}"
-        except ValueError:
-            return f"crashed with signal {-status}"
-    return f"ended by itself with exit status {status}"

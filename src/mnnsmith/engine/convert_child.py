@@ -1,8 +1,8 @@
 """The process of the engine's converter: limits itself, then turns graph JSON into `.mnn` or back.
 
-Run as `python convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES`.  The converter is native
-code that segfaults on some bad input, prints to stdout and reports failure by a printed line alone,
-so the parent judges only the exit status and the output file.
+Run as `python convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES OUTPUT_LIMIT_BYTES`.  The
+converter is native code that segfaults on some bad input, prints to stdout and reports failure by a
+printed line alone, so the parent judges only the exit status and the output file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 
-ARGUMENTS = 5
+USAGE = "convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES OUTPUT_LIMIT_BYTES"
+ARGUMENTS = 6
 # The converter's own options by direction: format of the input, then names of input and output.
 DIRECTIONS = {
     "to-mnn": ("JSON", "--modelFile", "--MNNModel"),
@@ -20,12 +21,21 @@ DIRECTIONS = {
 }
 
 
-def limit_this_process(memory_limit_bytes: int) -> None:
-    """Bound the address space, write no core file, and die with the parent (Linux)."""
+def limit_this_process(memory_limit_bytes: int, output_limit_bytes: int) -> None:
+    """Bound the address space and each file, write no core file, die with the parent (Linux)."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {
+        resource.RLIMIT_AS: memory_limit_bytes,
+        resource.RLIMIT_FSIZE: output_limit_bytes,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, value in limits.items():
+        _, hard = resource.getrlimit(kind)
+        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (least, least))
+    # Python ignores it, and the converter does not look whether it could write.
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
@@ -33,12 +43,12 @@ def limit_this_process(memory_limit_bytes: int) -> None:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != ARGUMENTS or arguments[1] not in DIRECTIONS:
-        sys.stderr.write("usage: convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES\n")
+        sys.stderr.write(f"usage: {USAGE}\n")
         return 2
-    _, direction, source, target, limit = arguments
+    _, direction, source, target, memory_limit, output_limit = arguments
     # This file's folder is first on the path; nothing here may shadow what the engine imports.
     sys.path.pop(0)
-    limit_this_process(int(limit))
+    limit_this_process(int(memory_limit), int(output_limit))
     # `_tools` is the converter's module and lies beside the MNN package.  The `MNN.tools` package
     # must not be imported: it installs packages and reports usage over the network.
     import _tools

@@ -12,11 +12,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.errors import BundleError, ConversionError, MissingResourceError
+from mnnsmith.engine.exits import describe_exit, log_tail
+from mnnsmith.errors import BundleError, ConversionError, MissingResourceError, SourceError
+from mnnsmith.files import check_json_bounds
 
 CONVERTER_MEMORY_LIMIT_BYTES = 4 << 30
 CONVERTER_TIMEOUT_S = 300.0
-LOG_TAIL_BYTES = 4000
+# Far above the graphs of the largest mixtures of experts (30 MB, as JSON 100 MB).
+GRAPH_LIMIT_BYTES = 512 << 20
+JSON_LIMIT_BYTES = 256 << 20
+LOG = "log"
 # A disk this full has most likely cut the output short; the converter does not notice.
 DISK_FULL_BYTES = 64 << 10
 
@@ -46,12 +51,13 @@ def graph_json_to_mnn(
             work = Path(folder)
             (work / "graph.json").symlink_to(json_path)
             status = _run_child(
-                work, "to-mnn", "graph.json", "graph.mnn", memory_limit_bytes, timeout_s
+                *(work, "to-mnn", "graph.json", "graph.mnn"),
+                *(memory_limit_bytes, GRAPH_LIMIT_BYTES, timeout_s),
             )
-            log = _tail(work / "log")
+            log = log_tail(work / LOG)
             if status != 0:
                 raise ConversionError(
-                    f"{json_path}: the engine's converter {_describe(status)}. "
+                    f"{json_path}: the engine's converter {describe_exit(status)}. "
                     f"Its last output:\n{log}",
                     "An operator or parameter name that the engine does not know does this.",
                 )
@@ -69,42 +75,64 @@ def graph_json_to_mnn(
         ) from error
 
 
-def mnn_to_graph_json(mnn_path: Path) -> dict[str, Any]:
+def mnn_to_graph_json(
+    mnn_path: Path, *, output_limit_bytes: int = JSON_LIMIT_BYTES
+) -> dict[str, Any]:
     """A binary graph as the JSON object of the engine's schema; floats come rounded.
 
-    Raises BundleError when the engine cannot read it back.
+    Raises BundleError when the engine cannot read it back, or the JSON would be longer than
+    `output_limit_bytes` or hold more values than `mnnsmith.files` accepts.
     """
     mnn_path = Path(mnn_path).absolute()
     with tempfile.TemporaryDirectory(prefix="mnnsmith-") as folder:
         work = Path(folder)
         try:
             status = _run_child(
-                work, "to-json", str(mnn_path), "graph.json",
-                CONVERTER_MEMORY_LIMIT_BYTES, CONVERTER_TIMEOUT_S,
-            )  # fmt: skip
+                *(work, "to-json", str(mnn_path), "graph.json"),
+                *(CONVERTER_MEMORY_LIMIT_BYTES, output_limit_bytes, CONVERTER_TIMEOUT_S),
+            )
         except subprocess.TimeoutExpired as error:
             raise BundleError(f"{mnn_path}: reading it back did not end in time.") from error
         dumped = work / "graph.json"
-        if status != 0 or not dumped.is_file() or dumped.stat().st_size == 0:
+        size_bytes = dumped.stat().st_size if dumped.is_file() else 0
+        if status == -signal.SIGXFSZ or size_bytes > output_limit_bytes:
             raise BundleError(
-                f"{mnn_path}: the engine cannot read it back: its converter {_describe(status)}.",
+                f"{mnn_path}: read back, it would be more than {output_limit_bytes} bytes of JSON.",
+                "No graph of a language model is so large; convert the model again.",
+            )
+        if status != 0 or size_bytes == 0:
+            raise BundleError(
+                f"{mnn_path}: the engine cannot read it back: its converter "
+                f"{describe_exit(status)}.",
                 "The file is damaged; convert the model again.",
             )
-        try:
-            graph = json.loads(dumped.read_text(encoding="utf-8", errors="replace"))
-        except (ValueError, RecursionError) as error:
-            raise BundleError(f"{mnn_path}: the engine reads no graph in it.") from error
+        # Names in a damaged file need be no text.
+        text = dumped.read_text(encoding="utf-8", errors="replace")
+    try:
+        check_json_bounds(text, str(mnn_path))
+        graph = json.loads(text)
+    except SourceError as error:
+        raise BundleError(error.message, "Convert the model again.") from error
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{mnn_path}: the engine reads no graph in it.") from error
     if not isinstance(graph, dict) or not isinstance(graph.get("oplists"), list):
         raise BundleError(f"{mnn_path}: the engine reads no operators in it.")
     return graph
 
 
 def _run_child(
-    work: Path, direction: str, source: str, target: str, memory_limit_bytes: int, timeout_s: float
+    work: Path,
+    direction: str,
+    source: str,
+    target: str,
+    memory_limit_bytes: int,
+    output_limit_bytes: int,
+    timeout_s: float,
 ) -> int:
     child = Path(__file__).with_name("convert_child.py")
-    command = [sys.executable, str(child), direction, source, target, str(memory_limit_bytes)]
-    with open(work / "log", "wb") as log:
+    limits = [str(memory_limit_bytes), str(output_limit_bytes)]
+    command = [sys.executable, str(child), direction, source, target, *limits]
+    with open(work / LOG, "wb") as log:
         # A session of its own: Ctrl-C reaches the parent, which ends the child by leaving `run`.
         return subprocess.run(
             command,
@@ -137,20 +165,3 @@ def _check_output(path: Path, json_path: Path, log: str) -> None:
             f"{json_path}: the engine's converter wrote a damaged file of {size_bytes} bytes. "
             f"Its last output:\n{log}"
         )
-
-
-def _describe(status: int) -> str:
-    if status < 0:
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        return f"crashed with {name}"
-    return f"ended with exit status {status}"
-
-
-def _tail(path: Path) -> str:
-    with open(path, "rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-        return file.read().decode("utf-8", "replace").strip() or "(none)"

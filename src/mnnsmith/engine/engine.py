@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
+from mnnsmith.engine.converter import GRAPH_LIMIT_BYTES
 from mnnsmith.engine.mapped import MappingState, claim
 from mnnsmith.engine.runner import Arrays, RefusedError, bundle_config
 from mnnsmith.engine.sampling import SamplingOptions
@@ -424,7 +425,7 @@ def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise EngineError(f"{folder}: there is no such folder.")
     try:
         config = bundle_config(str(folder), overrides)
-        required = required_weight_bytes((folder / config["llm_model"]).read_bytes())
+        required = required_weight_bytes(_read_graph(folder / config["llm_model"]))
         found = (folder / config["llm_weight"]).stat().st_size
     except RefusedError as error:
         raise _does_not_load(folder, str(error)) from error
@@ -437,6 +438,16 @@ def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
             folder, f"{config['llm_weight']} has {found} bytes, the graph reads {required}."
         )
     return config
+
+
+def _read_graph(path: Path) -> bytes:
+    """The whole graph, if its size is one that a graph can have (a sparse file has any)."""
+    size_bytes = path.stat().st_size
+    if size_bytes > GRAPH_LIMIT_BYTES:
+        raise EngineError(
+            f"{path.name} has {size_bytes} bytes, more than the {GRAPH_LIMIT_BYTES} we accept."
+        )
+    return path.read_bytes()
 
 
 def _does_not_load(folder: Path, message: str) -> EngineError:

@@ -7,6 +7,7 @@ those of the schema of MNN 3.6.1 (`schema/default/*.fbs`), every offset is check
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 
@@ -18,19 +19,26 @@ OPERATOR_MAIN_TYPE, OPERATOR_MAIN, OPERATOR_EXTERNAL_PATH = 1, 2, 7
 # Number of the parameter type in the union -> number of its field `external`: Blob,
 # Convolution2D, Scale, Convolution3D, LayerNorm, GroupNorm.
 EXTERNAL_FIELDS = {7: 9, 9: 6, 58: 3, 80: 3, 88: 5, 95: 6}
+# Of all lists that are followed together.  The largest mixture of experts, DeepSeek-V3 with 45,000
+# expert matrices, has 2.2 MB.
+LISTS_LIMIT_BYTES = 16 << 20
 
 
 def required_weight_bytes(graph: bytes) -> int:
     """The least size of the weight file of the `.mnn` file `graph`.
 
-    Raises EngineError when it is not a whole flatbuffer.
+    Raises EngineError when it is not a whole flatbuffer, or has millions of operators.
     """
     reader = _Reader(graph)
     try:
         net = reader.indirect(0)
-        operators = list(reader.tables(net, NET_OPERATORS))
-        for subgraph in reader.tables(net, NET_SUBGRAPHS):
-            operators += reader.tables(subgraph, SUBGRAPH_OPERATORS)
+        operators = itertools.chain(
+            reader.tables(net, NET_OPERATORS),
+            *(
+                reader.tables(part, SUBGRAPH_OPERATORS)
+                for part in reader.tables(net, NET_SUBGRAPHS)
+            ),
+        )
         return max((_operator_end(reader, operator) for operator in operators), default=0)
     except (struct.error, OverflowError) as error:
         raise EngineError("the graph file is damaged: an offset points outside of it.") from error
@@ -60,7 +68,7 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         # Tables may be shared, so the work is bounded by what a whole file of them could hold.
-        self.left = len(data)
+        self.left = min(len(data), LISTS_LIMIT_BYTES)
 
     def read(self, form: str, place: int) -> int:
         if place < 0:
@@ -84,7 +92,7 @@ class _Reader:
         count = self.read("<I", place)
         self.left -= count * item_bytes
         if self.left < 0:
-            raise struct.error("more items than bytes")
+            raise struct.error("more items than a graph can have")
         return range(place + 4, place + 4 + count * item_bytes, item_bytes)
 
     def tables(self, table: int, number: int) -> Iterator[int]:
