@@ -1,6 +1,6 @@
 # make demo       a fresh environment, then a real model converted, checked and asked
 # make test       everything that CI runs: style, types, import rules, all tests but the slow ones
-# make test-fast  unit tests without torch, in under a minute
+# make test-fast  unit tests: no torch, no engine
 # make test-slow  soak, fuzz and large checks
 # make bench      measure everything anew and write the tables of docs/performance.md
 
@@ -21,7 +21,7 @@ test: $(VENV)/reference.stamp lint
 	$(BIN)/python -m pytest -m "not slow"
 
 test-fast: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -q -m "not slow and not reference"
+	$(BIN)/python -m pytest -q -m "not slow and not reference and not engine"
 
 test-slow: $(VENV)/reference.stamp
 	$(BIN)/python -m pytest -m slow
@@ -39,6 +39,7 @@ clean:
 	rm -rf $(VENV) dist build
 
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || { echo "$(PYTHON) is no Python 3.10-3.13; name one with PYTHON=python3.12."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "No venv module: install python3-venv (Debian, Ubuntu), or set PYTHON to another Python 3.10-3.13."; rm -rf $(VENV); exit 1; }
 
 # Everything is installed into .venv, so a system pip that refuses to install does not matter.
