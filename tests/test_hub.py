@@ -28,7 +28,7 @@ options = json.loads(sys.argv[1])
 # What has arrived is written to the disk in pieces of 10 MB; here the files are smaller.
 huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 1000
 try:
-    ready = prepare(**options)
+    ready = prepare(fetch=True, **options)
 except MnnsmithError as error:
     print(json.dumps({"error": type(error).__name__, "message": str(error)}))
 else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mnnsmith.bundle import Bundle, open_bundle
-from mnnsmith.conversion.convert import Prepared, ProgressCallback, convert, prepare
+from mnnsmith.conversion.convert import ProgressCallback, convert
+from mnnsmith.conversion.prepare import Prepared, prepare
 from mnnsmith.engine import Engine, SamplingOptions
 from mnnsmith.inspection.check import CheckReport, check
 from mnnsmith.inspection.expert_use import ExpertUse, profile_experts

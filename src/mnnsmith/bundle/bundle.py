@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ class Bundle:
     """What `convert` returns and `run` opens.
 
     chat_template, bos_token, eos_token: as the model's authors gave them; None where they did not.
+    special_tokens: texts of all special tokens that a template may name, such as `pad_token`.
     stop_ids: token ids that end an answer.  max_context: tokens.
     """
 
@@ -26,6 +28,7 @@ class Bundle:
     chat_template: str | None
     bos_token: str | None
     eos_token: str | None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -81,6 +84,7 @@ def open_bundle(path: Path | str) -> Bundle:
         _template(folder),
         _text(folder, tokens, "bos"),
         _text(folder, tokens, "eos"),
+        _named(folder, tokens),
     )
 
 
@@ -103,3 +107,11 @@ def _text(folder: Path, tokens: Any, key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise BundleError(f"{folder}: tokens.{key} of the manifest must be a string.")
     return value
+
+
+def _named(folder: Path, tokens: Any) -> dict[str, str]:
+    """Bundles of version 0.1.0 have none."""
+    named = tokens.get("named", {}) if isinstance(tokens, dict) else {}
+    if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
+        raise BundleError(f"{folder}: tokens.named of the manifest must map names to strings.")
+    return dict(named)

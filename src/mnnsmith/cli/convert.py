@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +74,8 @@ def convert(
             progress=progress,
         )
     _show(_result(bundle), tuple(bundle.manifest.data.get("notes", ())), json_output)
+    if not json_output:
+        _say_unproved(bundle)
 
 
 def _show(facts: dict[str, Any], notes: tuple[str, ...], json_output: bool) -> None:
@@ -85,6 +88,19 @@ def _show(facts: dict[str, Any], notes: tuple[str, ...], json_output: bool) -> N
     say(table([(name.removesuffix("_bytes"), str(value)) for name, value in shown.items()], ""))
     for text in notes:
         say(clean(f"note: {text}", sys.stdout))
+
+
+def _say_unproved(bundle: Bundle) -> None:
+    """Where the bundle was too large to load, what does so."""
+    if bundle.manifest.data.get("proof", {}).get("loaded"):
+        return
+    from mnnsmith.mnn.config_files import WEIGHT_FILE
+
+    size = format_bytes(bundle.manifest.files[WEIGHT_FILE][1])
+    where = shlex.quote(str(bundle.path))
+    say(clean(
+        f"not loaded here ({size} of weights): run `mnnsmith check {where} --load`", sys.stdout
+    ))  # fmt: skip
 
 
 def _plan(prepared: Prepared) -> dict[str, Any]:
@@ -107,4 +123,5 @@ def _result(bundle: Bundle) -> dict[str, Any]:
         "recipe": bundle.manifest.recipe,
         "max_context": bundle.max_context,
         "bundle_bytes": bundle.size_bytes,
+        "loaded": bool(bundle.manifest.data.get("proof", {}).get("loaded")),
     }

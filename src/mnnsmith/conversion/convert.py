@@ -6,22 +6,20 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.bundle.bundle import TOKENIZER_JSON
 from mnnsmith.bundle.manifest import write_manifest
 from mnnsmith.bundle.staging import check_target, staged_folder
-from mnnsmith.conversion.account import check_tensors
 from mnnsmith.conversion.activity import activity
-from mnnsmith.conversion.plan import Plan, make_plan
+from mnnsmith.conversion.prepare import Prepared, prepare
 from mnnsmith.conversion.prove import Proof, prove_bundle
 from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
-from mnnsmith.errors import RecipeError, SourceError, UsageError
-from mnnsmith.files import read_json_object, sha256_of, user_path
+from mnnsmith.errors import SourceError, UsageError
+from mnnsmith.files import sha256_of, user_path
 from mnnsmith.mnn.config_files import (
     MODEL_FILE,
     TOKENIZER_FILE,
@@ -31,86 +29,15 @@ from mnnsmith.mnn.config_files import (
     run_config,
 )
 from mnnsmith.mnn.graph_json import ENGINE_VERSION, Weights, graph_json
-from mnnsmith.mnn.mtok import MtokReport, write_mtok
-from mnnsmith.models.context import ContextLimits
-from mnnsmith.models.language_model import LanguageModel
-from mnnsmith.models.registry import build_language_model, require_supported
-from mnnsmith.quant.recipe import (
-    DEFAULT_RECIPE,
-    KEEP,
-    Recipe,
-    describe,
-    parse_recipe,
-    parse_recipe_name,
-)
-from mnnsmith.sources.checkpoint import Checkpoint, read_model_type
-from mnnsmith.sources.open import open_checkpoint
+from mnnsmith.quant.recipe import describe
+from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.version import __version__
 
 # (stage, done, total): stages are "tokenizer", "weights" (bytes), "graph" and "proof" (steps).
 ProgressCallback = Callable[[str, int, int], None]
 # Room for the graph, the configuration and the manifest beside the files whose size is known.
 _SMALL_FILES_BYTES = 16 << 20
-_RECIPE_LIMIT_BYTES = 4 << 20
 _MAX_THREADS = 1024
-# What generation_config.json may say: types, least and largest value.
-_SAMPLING = {
-    "temperature": ((int, float), 0.0, 100.0),
-    "top_k": ((int,), 0, 1 << 20),
-    "top_p": ((int, float), 0.0, 1.0),
-    "min_p": ((int, float), 0.0, 1.0),
-    "repetition_penalty": ((int, float), 0.01, 10.0),
-}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A conversion that is decided in full, with no weight read."""
-
-    checkpoint: Checkpoint
-    model: LanguageModel
-    plan: Plan
-    recipe: Recipe
-    notes: tuple[str, ...]
-
-    @property
-    def bundle_bytes(self) -> int:
-        """Size of the finished bundle, less than a percent off (graph and tokenizer estimated)."""
-        tokenizer = len(self.checkpoint.tokenizer.tokenizer_json.encode())
-        operators = sum(1 for _ in self.model.graph.all_nodes())
-        return self.plan.weight_bytes + 2 * tokenizer + 600 * operators
-
-
-def prepare(
-    model: str | Path,
-    *,
-    recipe: str | Path | None = None,
-    revision: str | None = None,
-    offline: bool = False,
-    max_context: int | None = None,
-) -> Prepared:
-    """Open `model` and decide everything; raises what `convert` would raise before its work."""
-    chosen = None if recipe is None else load_recipe(recipe)
-    checkpoint = open_checkpoint(
-        model, revision=revision, offline=offline,
-        accept=lambda config: require_supported(read_model_type(config, str(model)), str(model)),
-    )  # fmt: skip
-    if chosen is None:
-        chosen = parse_recipe_name(KEEP if checkpoint.format == "gguf" else DEFAULT_RECIPE)
-    limits = ContextLimits(max_context, chosen.mla)
-    language_model, unread = build_language_model(
-        checkpoint.model_type, checkpoint.config, checkpoint.origin, limits
-    )
-    notes = check_tensors(language_model, checkpoint)
-    if unread:
-        notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
-    plan = make_plan(language_model, checkpoint, chosen)
-    ready = Prepared(
-        checkpoint, language_model, plan, chosen,
-        (*checkpoint.notes, *language_model.notes, *notes, *plan.notes),
-    )  # fmt: skip
-    sampling_defaults(ready)
-    return ready
 
 
 def convert(
@@ -141,7 +68,12 @@ def convert(
     target = user_path(output)
     check_target(target, replace=force)
     ready = prepare(
-        model, recipe=recipe, revision=revision, offline=offline, max_context=max_context
+        model,
+        recipe=recipe,
+        revision=revision,
+        offline=offline,
+        max_context=max_context,
+        fetch=True,
     )
     _check_sources_apart(target, ready.checkpoint)
     workers = threads or os.cpu_count() or 1
@@ -150,7 +82,7 @@ def convert(
         staged_folder(target, replace=force, needed_bytes=needed) as folder,
         ThreadPoolExecutor(max_workers=1) as background,
     ):
-        hashes = {p: background.submit(sha256_of, p) for p in ready.checkpoint.files}
+        hashes = {p: background.submit(_source_hash, p) for p in ready.checkpoint.files}
         try:
             _fill(folder, ready, hashes, workers, report)
         except OSError as error:
@@ -158,20 +90,6 @@ def convert(
         finally:
             background.shutdown(wait=True, cancel_futures=True)
     return open_bundle(target)
-
-
-def load_recipe(recipe: str | Path) -> Recipe:
-    """A recipe by name, or from a JSON file (a path that ends in .json)."""
-    if not str(recipe).endswith(".json"):
-        return parse_recipe_name(str(recipe))
-    path = user_path(recipe)
-    if not path.is_file():
-        raise RecipeError(f"{path}: there is no such recipe file.")
-    try:
-        data = read_json_object(path, _RECIPE_LIMIT_BYTES)
-    except SourceError as error:
-        raise RecipeError(error.message, error.hint) from error
-    return parse_recipe(data, str(path))
 
 
 def _check_sources_apart(target: Path, checkpoint: Checkpoint) -> None:
@@ -186,6 +104,13 @@ def _check_sources_apart(target: Path, checkpoint: Checkpoint) -> None:
             )
 
 
+def _source_hash(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}.") from error
+
+
 def _fill(
     folder: Path,
     ready: Prepared,
@@ -195,9 +120,8 @@ def _fill(
 ) -> None:
     """Write every file of the bundle into `folder`."""
     checkpoint, plan = ready.checkpoint, ready.plan
-    # First, because a tokenizer that cannot be expressed should not cost the time of the weights.
     report("tokenizer", 0, 1)
-    tokenizer = write_mtok(checkpoint.tokenizer, folder / TOKENIZER_FILE)
+    (folder / TOKENIZER_FILE).write_bytes(ready.mtok)
     (folder / TOKENIZER_JSON).write_text(checkpoint.tokenizer.tokenizer_json, encoding="utf-8")
     report("tokenizer", 1, 1)
     write_weights(
@@ -210,7 +134,7 @@ def _fill(
     report("graph", 1, 1)
     report("proof", 0, 1)
     proof = prove_bundle(folder, ready.model, plan, checkpoint.tokenizer)
-    _write_manifest(folder, ready, hashes, proof, tokenizer)
+    _write_manifest(folder, ready, hashes, proof)
     report("proof", 1, 1)
 
 
@@ -235,7 +159,7 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             tokenizer.bos_token, tokenizer.eos_token,
         ),
         "config.json": run_config(
-            sampling_defaults(ready), blockwise=ready.plan.blockwise, fits_fp16=model.fits_fp16,
+            ready.sampling.values, blockwise=ready.plan.blockwise, fits_fp16=model.fits_fp16,
             mapped=model.mixture and ready.plan.all_integer,
         ),
     }  # fmt: skip
@@ -244,45 +168,14 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
         (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
-def sampling_defaults(ready: Prepared) -> dict[str, Any]:
-    """How the model's authors would have it sampled; {} means greedy.
-
-    Raises `SourceError` for a value that means nothing.
-    """
-    generation = ready.checkpoint.generation
-    where = f"{ready.checkpoint.origin}: generation_config.json"
-    sampled = generation.get("do_sample")
-    if sampled is not None and type(sampled) is not bool:
-        raise SourceError(f"{where}: do_sample must be true or false, not {sampled!r:.60}.")
-    if not sampled:
-        return {}
-    found = {}
-    for key, (kinds, low, high) in _SAMPLING.items():
-        value = generation.get(key)
-        if value is None:
-            continue
-        if kinds == (int,) and isinstance(value, float) and value.is_integer():
-            # JSON written by other tools may say 50.0.
-            value = int(value)
-        if type(value) not in kinds or not low <= value <= high:
-            raise SourceError(
-                f"{where}: {key} must be from {low} to {high}, not {value!r:.60}.",
-                "Correct the file, or take the key out.",
-            )
-        # 0 switches top-k off.
-        if (key, value) != ("top_k", 0):
-            found[key] = value
-    return found
-
-
 def _write_manifest(
     folder: Path,
     ready: Prepared,
     hashes: Mapping[Path, Future[str]],
     proof: Proof,
-    tokenizer: MtokReport,
 ) -> None:
     checkpoint, model, plan = ready.checkpoint, ready.model, ready.plan
+    tokenizer = checkpoint.tokenizer
     origin = checkpoint.origin
     used = activity(model, plan)
     names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
@@ -307,11 +200,15 @@ def _write_manifest(
             "vocab_size": model.head.rows,
             "max_context": model.max_context,
             "sliding_window": model.sliding_window,
-            "stop_ids": [i for i in checkpoint.tokenizer.stop_ids if i < model.head.rows],
+            "stop_ids": [i for i in tokenizer.stop_ids if i < model.head.rows],
             "kv_elements_per_token": model.kv_bytes_per_token(1),
         },
-        "tokens": {"bos": checkpoint.tokenizer.bos_token, "eos": checkpoint.tokenizer.eos_token},
-        "generation": sampling_defaults(ready),
+        "tokens": {
+            "bos": tokenizer.bos_token,
+            "eos": tokenizer.eos_token,
+            "named": dict(tokenizer.special_tokens),
+        },
+        "generation": ready.sampling.values,
         "recipe": describe(ready.recipe),
         "weights": {
             task.name: {
@@ -323,10 +220,10 @@ def _write_manifest(
             for task in plan.matrices
         },
         "tokenizer": {
-            "rewritten": list(tokenizer.rewritten),
-            "engine_differences": list(tokenizer.differences),
+            "rewritten": list(ready.tokenizer.rewritten),
+            "engine_differences": list(ready.tokenizer.differences),
         },
-        "notes": [*ready.notes, *proof.notes, *_tokenizer_notes(tokenizer, model.head.rows)],
+        "notes": [*ready.notes, *proof.notes],
         "proof": proof.data,
         "files": {
             name: {"sha256": sha256_of(folder / name), "bytes": (folder / name).stat().st_size}
@@ -338,14 +235,3 @@ def _write_manifest(
 def _file_name(path: str | Path) -> str:
     """The last part of a path as text; bytes that are no text become U+FFFD."""
     return os.fsencode(Path(path).name).decode("utf-8", "replace")
-
-
-def _tokenizer_notes(tokenizer: MtokReport, rows: int) -> list[str]:
-    """What an app that tokenizes with the engine should know; `rows` are those of the embedding."""
-    notes = [f"the engine's own tokenizer differs: {text}" for text in tokenizer.differences]
-    if tokenizer.vocab_size > rows:
-        notes.append(
-            f"the tokenizer has {tokenizer.vocab_size} ids, the model {rows} embeddings: ids from "
-            f"{rows} on must not be fed"
-        )
-    return notes

@@ -70,9 +70,10 @@ def run_config(
 ) -> dict[str, Any]:
     """The device's part: files, threads, precision, sampling.
 
-    generation: sampling defaults (`temperature`, `top_k`, `top_p`, `repetition_penalty`) of the
-    model's authors.  blockwise: every integer weight has scales per block.  fits_fp16: the model's
-    activations stay within the range of fp16, in which ARM computes at precision "low".
+    generation: sampling defaults (`temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`)
+    of the model's authors; greedy without a temperature.  blockwise: every integer weight has
+    scales per block.  fits_fp16: the model's activations stay within the range of fp16, in which
+    ARM computes at precision "low".
     mapped: weights are mapped from files, so that only those in use are resident; it takes effect
     where a `tmp_path` is set.  Only for models whose linear layers are all in integers: the engine
     crashes on float ones when it finds its files from an earlier load.
@@ -104,7 +105,11 @@ def run_config(
 
 
 def _samplers(sampling: Mapping[str, Any]) -> list[str]:
-    """The engine's sampling stages that the given values need, in its own spelling."""
+    """The engine's sampling stages that the given values need, in its own spelling.
+
+    The last one says how a token is taken of what is left.
+    """
     stages = [("repetition_penalty", "penalty"), ("top_k", "topK"), ("top_p", "topP"),
               ("min_p", "min_p")]  # fmt: skip
-    return [stage for key, stage in stages if key in sampling] + ["temperature"]
+    last = "temperature" if "temperature" in sampling else "greedy"
+    return [stage for key, stage in stages if key in sampling] + [last]

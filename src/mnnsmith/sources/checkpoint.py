@@ -109,6 +109,7 @@ class TokenizerFiles:
     tokenizer_json: the text of a Hugging Face `tokenizer.json` (built from metadata for GGUF).
     chat_template: jinja source, or None where the model has none.
     bos_token, eos_token: their text, as templates use them.
+    special_tokens: the text of every special token that has a name (`pad_token`, `unk_token`, ...).
     stop_ids: ids that end an answer (from generation_config, config and tokenizer, in that order).
     """
 
@@ -117,6 +118,7 @@ class TokenizerFiles:
     bos_token: str | None = None
     eos_token: str | None = None
     stop_ids: tuple[int, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

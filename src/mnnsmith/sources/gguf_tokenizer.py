@@ -35,6 +35,11 @@ _SPECIAL_KEYS = (
     "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask",
     "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep",
 )  # fmt: skip
+# By the names that a chat template knows them by, with "_token" after them.
+_TEMPLATE_NAMES = {
+    "bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad",
+    "mask": "mask",
+}  # fmt: skip
 _METASPACE_DECODER: list[dict[str, Any]] = [
     {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
     {"type": "ByteFallback"},
@@ -129,6 +134,11 @@ def read_tokenizer(file: GgufFile) -> tuple[TokenizerFiles, tuple[str, ...]]:
         bos_token=vocabulary.text("bos"),
         eos_token=vocabulary.text("eos"),
         stop_ids=_stop_ids(vocabulary),
+        special_tokens={
+            f"{name}_token": vocabulary.tokens[vocabulary.ids[key]]
+            for key, name in _TEMPLATE_NAMES.items()
+            if key in vocabulary.ids
+        },
     )
     return files, tuple(notes)
 

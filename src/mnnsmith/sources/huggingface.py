@@ -168,6 +168,7 @@ def _tokenizer(
         bos_token=special.bos,
         eos_token=special.eos,
         stop_ids=_stop_ids(text, special.eos, config, generation, folder),
+        special_tokens=special.named,
     ), files
 
 

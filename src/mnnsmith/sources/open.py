@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,8 +32,12 @@ def open_checkpoint(
     accept: is given the config and may refuse it by raising, before weights are fetched or opened.
     """
     path = user_path(model)
+    if path.name in ("", ".."):
+        # A folder named by its place alone ("."): messages and the bundle need its name.
+        path = Path(os.path.abspath(path))
     if path.is_dir():
-        ggufs = sorted(path.glob("*.gguf"))
+        # Regular files only: to open a pipe would wait for who writes into it.
+        ggufs = sorted(file for file in path.glob("*.gguf") if file.is_file())
         if not (path / "config.json").exists() and len(ggufs) == 1:
             return _open_gguf(ggufs[0], accept)
         from mnnsmith.sources.huggingface import open_folder, read_config

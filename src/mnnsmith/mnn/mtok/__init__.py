@@ -37,23 +37,16 @@ class MtokReport:
     size_bytes: int
 
 
-def write_mtok(tokenizer: TokenizerFiles, path: Path) -> MtokReport:
-    """Write the engine's tokenizer file at `path`.
+def make_mtok(tokenizer: TokenizerFiles) -> tuple[bytes, MtokReport]:
+    """The bytes of the engine's tokenizer file, and what to know of them.
 
     Raises TokenizerError when the tokenizer is damaged, or by name for a part that the format
-    cannot express; MissingResourceError when the file cannot be written.
+    cannot express.
     """
     notes = Notes()
     mtok = build(tokenizer, notes)
     data = pack(mtok)
-    try:
-        Path(path).write_bytes(data)
-    except OSError as error:
-        raise MissingResourceError(
-            f"{path}: cannot write the tokenizer: {error.strerror or error}.",
-            "Check free space and permissions of the output folder.",
-        ) from error
-    return MtokReport(
+    return data, MtokReport(
         vocab_size=len(mtok.model.vocab),
         added_tokens=len(mtok.added_tokens),
         prefix_ids=mtok.prefix_ids,
@@ -64,4 +57,20 @@ def write_mtok(tokenizer: TokenizerFiles, path: Path) -> MtokReport:
     )
 
 
-__all__ = ["MtokReport", "write_mtok"]
+def write_mtok(tokenizer: TokenizerFiles, path: Path) -> MtokReport:
+    """Write the engine's tokenizer file at `path`.
+
+    Raises what `make_mtok` raises; MissingResourceError when the file cannot be written.
+    """
+    data, report = make_mtok(tokenizer)
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise MissingResourceError(
+            f"{path}: cannot write the tokenizer: {error.strerror or error}.",
+            "Check free space and permissions of the output folder.",
+        ) from error
+    return report
+
+
+__all__ = ["MtokReport", "make_mtok", "write_mtok"]
