@@ -7,13 +7,15 @@ from typing import Any
 
 from mnnsmith.errors import SourceError, UnsupportedError
 
-# Keys that every transformers config carries and that do not change what is computed.
+# Keys that every transformers config carries and that do not change what is computed.  is_decoder
+# is one: these classes are decoders either way.  pretraining_tp once said in how many slices a
+# product is formed; transformers 5 reads it nowhere.
 _WITHOUT_EFFECT = frozenset(
     """_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path
-    add_cross_attention architectures attention_dropout attn_implementation auto_map bos_token_id
+    architectures attention_dropout attn_implementation auto_map bos_token_id
     cache_implementation chunk_size_feed_forward dtype embd_pdrop eos_token_id finetuning_task
-    id2label initializer_range is_decoder is_encoder_decoder label2id model_type name_or_path
-    output_attentions output_hidden_states pad_token_id prefix problem_type pruned_heads
+    id2label initializer_range is_decoder label2id model_type name_or_path
+    output_attentions output_hidden_states pad_token_id prefix problem_type
     quantization_config resid_pdrop return_dict sep_token_id task_specific_params
     tie_encoder_decoder tokenizer_class torch_dtype torchscript transformers_version
     transformers.js_config unsloth_fixed unsloth_version use_bfloat16 use_cache
@@ -73,6 +75,13 @@ class ConfigReader:
         if type(value) not in (int, float) or not _LEAST_NUMBER <= value <= most:
             self._fail(key, f"a number from {_LEAST_NUMBER:g} to {most:g}", value)
         return float(value)
+
+    def either_integer(self, key: str, other: str, default: int) -> int:
+        """A whole number that goes by two names; under both it must be the same."""
+        named = [self.integer(name) for name in (key, other) if self.has(name)]
+        if len(set(named)) > 1:
+            raise self.error(f"{key} is {named[0]} and {other} is {named[1]}; they mean the same")
+        return named[0] if named else default
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """true or false."""

@@ -54,16 +54,29 @@ def no_windows(config: ConfigReader, layers: int, context: int) -> list[int | No
     return [None] * layers
 
 
-def uniform_windows(config: ConfigReader, layers: int, context: int) -> list[int | None]:
-    """`sliding_window` for every layer; null or absent means none."""
-    return [_width(config, context)] * layers
+def uniform_windows(
+    config: ConfigReader, layers: int, context: int, *, absent: int | None
+) -> list[int | None]:
+    """`sliding_window` for every layer; `absent` is what the family's class has for no such key."""
+    return [_within(_width(config, absent), context)] * layers
 
 
 def typed_windows(
-    config: ConfigReader, layers: int, context: int, default: Sequence[str]
+    config: ConfigReader, layers: int, context: int, default: Sequence[str], *, absent: int | None
 ) -> list[int | None]:
-    """`sliding_window` for the layers that `layer_types` (else `default`) calls sliding."""
-    window = _width(config, context)
+    """`sliding_window` for the layers that `layer_types` (else `default`) calls sliding.
+
+    absent: what the family's class has where the config has no such key.
+    """
+    width = _width(config, absent)
+    kinds = layer_kinds(config, layers, default)
+    if width is None and SLIDING in kinds:
+        raise config.error("layer_types has sliding layers, and sliding_window is null")
+    return [_within(width, context) if kind == SLIDING else None for kind in kinds]
+
+
+def layer_kinds(config: ConfigReader, layers: int, default: Sequence[str]) -> list[str]:
+    """The type of each layer: `layer_types`, else `default`."""
     kinds = config.raw("layer_types")
     if kinds is None:
         kinds = list(default)
@@ -71,12 +84,24 @@ def typed_windows(
         raise config.error(f"layer_types must be a list of {layers} names")
     for kind in set(map(str, kinds)) - {FULL, SLIDING}:
         raise config.unsupported(f"layer type {kind!r:.60} is not one that we know")
-    return [window if kind == SLIDING else None for kind in kinds]
+    return list(map(str, kinds))
 
 
-def _width(config: ConfigReader, context: int) -> int | None:
+def windows_switched_off(config: ConfigReader, layers: int) -> list[int | None]:
+    """No layer has a window, whatever `sliding_window` says; none may be called sliding."""
+    config.raw("sliding_window")
+    if SLIDING in layer_kinds(config, layers, [FULL] * layers):
+        raise config.unsupported("layer_types has sliding layers, and use_sliding_window is false")
+    return [None] * layers
+
+
+def _width(config: ConfigReader, absent: int | None) -> int | None:
+    """null means no window; no such key means what the class of transformers has by default."""
+    if not config.contains("sliding_window"):
+        return absent
+    return config.integer("sliding_window") if config.has("sliding_window") else None
+
+
+def _within(window: int | None, context: int) -> int | None:
     """A window at least as wide as the context changes nothing, and is None."""
-    if not config.has("sliding_window"):
-        return None
-    window = config.integer("sliding_window")
-    return window if window < context else None
+    return window if window is not None and window < context else None

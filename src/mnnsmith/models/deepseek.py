@@ -82,10 +82,11 @@ def read_groups(
 
 def _mscale(settings: Mapping[str, Any]) -> float:
     """What YaRN multiplies the softmax scale by: (0.1 * mscale_all_dim * ln(factor) + 1)^2."""
-    weight, factor = settings.get("mscale_all_dim"), settings.get("factor")
-    if settings["rope_type"] == "default" or not weight or not factor or factor <= 1:
+    reader = ConfigReader(settings, "config.json (rope)")
+    if settings["rope_type"] == "default" or not settings.get("mscale_all_dim"):
         return 1.0
-    return float(0.1 * weight * math.log(factor) + 1.0) ** 2
+    weight, factor = reader.number("mscale_all_dim", most=1e6), reader.number("factor", most=1e6)
+    return 1.0 if factor <= 1 else (0.1 * weight * math.log(factor) + 1.0) ** 2
 
 
 def _feed_forward(config: ConfigReader, hidden: int, routing: Callable[[str], moe.Routing]) -> Part:

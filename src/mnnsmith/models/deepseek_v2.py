@@ -22,7 +22,7 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
         "topk_method", ("greedy", "group_limited_greedy"), "greedy",
         "The authors' code of this family has no other.",
     )  # fmt: skip
-    experts = config.integer("n_routed_experts", 64)
+    experts = config.either_integer("n_routed_experts", "num_experts", 64)
     chosen = config.integer("num_experts_per_tok")
     groups, kept = read_groups(config, experts, chosen) if method != "greedy" else (1, 1)
     for unread in ("n_group", "topk_group"):

@@ -19,7 +19,7 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     config.only(
         "topk_method", ("noaux_tc",), "noaux_tc", "The authors' code of this family has no other."
     )
-    experts = config.integer("n_routed_experts", 256)
+    experts = config.either_integer("n_routed_experts", "num_local_experts", 256)
     chosen = config.integer("num_experts_per_tok", 8)
     # A group's score is the sum of its two best.
     groups, kept = read_groups(config, experts, chosen, default=(8, 4), least_size=2)

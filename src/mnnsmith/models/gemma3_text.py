@@ -16,9 +16,9 @@ from mnnsmith.graph.values import Value
 from mnnsmith.graph.weights import MatrixSlot, Role, VectorSlot
 from mnnsmith.models import layers as nn
 from mnnsmith.models.config import ConfigReader
-from mnnsmith.models.context import FULL, SLIDING, ContextLimits, typed_windows
+from mnnsmith.models.context import FULL, SLIDING, ContextLimits, layer_kinds, typed_windows
 from mnnsmith.models.language_model import LanguageModel
-from mnnsmith.models.rope import rope_frequencies, rope_settings, rope_tables
+from mnnsmith.models.rope import complete, rope_frequencies, rope_object, rope_tables
 
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 _PATTERN = 6
@@ -41,21 +41,26 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     layers = config.integer("num_hidden_layers")
     vocabulary = config.integer("vocab_size")
     positions = config.integer("max_position_embeddings", 131_072)
-    context, notes = limits.resolve(positions, None)
     pattern = config.integer("sliding_window_pattern", _PATTERN)
     default = [SLIDING if (i + 1) % pattern else FULL for i in range(layers)]
-    kinds = config.raw("layer_types") or default
-    windows = typed_windows(config, layers, context, default)
+    kinds = layer_kinds(config, layers, default)
+    settings, ignored = _rope_settings(config, positions)
+    ropes = {
+        kind: rope_frequencies(config, settings[kind], block.shape.head_dim, positions)
+        for kind in sorted(set(kinds))
+    }
+    longest = min((r.longest for r in ropes.values() if r.longest is not None), default=None)
+    context, notes = limits.resolve(positions, longest)
+    windows = typed_windows(config, layers, context, default, absent=4096)
 
     g = Graph()
     inputs = nn.decoder_inputs(g, block.hidden, sliding=any(windows))
     factor = g.table("embed/factor", np.array([block.hidden**0.5], dtype=np.float32))
     x: Value = g.binary("multiply", inputs.hidden, factor, "embed/scaled")
-    tables = {}
-    for kind, settings in _rope_settings(config).items():
-        if kind in kinds:
-            rope = rope_frequencies(config, settings, block.shape.head_dim, positions)
-            tables[kind] = rope_tables(g, inputs.positions, rope, context, f"rope/{kind}")
+    tables = {
+        kind: rope_tables(g, inputs.positions, rope, context, f"rope/{kind}")
+        for kind, rope in ropes.items()
+    }
     delta = None
     for i, kind in enumerate(kinds):
         mask = inputs.sliding_mask if windows[i] else inputs.full_mask
@@ -70,7 +75,8 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     )  # fmt: skip
     return LanguageModel(
         g, embedding, head, block.hidden, layers, block.shape, context,
-        sliding_window=next((w for w in windows if w), None), fits_fp16=False, notes=notes,
+        sliding_window=next((w for w in windows if w), None), fits_fp16=False,
+        notes=(*notes, *ignored),
     )  # fmt: skip
 
 
@@ -92,25 +98,41 @@ def _block(config: ConfigReader) -> _Block:
     )
 
 
-def _rope_settings(config: ConfigReader) -> dict[str, dict[str, Any]]:
-    """Rope by layer type; older configs name the two bases apart."""
-    local = config.raw("rope_local_base_freq")
-    parameters = config.raw("rope_parameters")
-    if isinstance(parameters, Mapping) and (FULL in parameters or SLIDING in parameters):
-        given = {kind: parameters.get(kind) or {} for kind in (FULL, SLIDING)}
-        if not all(isinstance(fields, Mapping) for fields in given.values()):
-            raise config.error("rope_parameters must hold an object for each layer type")
-        return {
-            FULL: {"rope_type": "default", "rope_theta": _GLOBAL_THETA, **given[FULL]},
-            SLIDING: {"rope_type": "default", "rope_theta": _LOCAL_THETA, **given[SLIDING]},
-        }
-    settings = rope_settings(config)
-    if config.raw("rope_theta") is None and not isinstance(parameters, Mapping):
-        settings["rope_theta"] = _GLOBAL_THETA
-    return {
-        FULL: settings,
-        SLIDING: {"rope_type": "default", "rope_theta": _LOCAL_THETA if local is None else local},
-    }
+def _rope_settings(
+    config: ConfigReader, positions: int
+) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """Rope by layer type, and notes; step by step as `Gemma3TextConfig` merges the fields.
+
+    rope_scaling updates what is there for full attention; `rope_theta` and `rope_local_base_freq`
+    of older configs fill in the bases.
+    """
+    parameters, scaling = (rope_object(config, k) for k in ("rope_parameters", "rope_scaling"))
+    plain = {"rope_type": "default"}
+    given = {FULL: plain, SLIDING: plain} if parameters is None else dict(parameters)
+    if scaling is not None:
+        if not isinstance(given.get(FULL), Mapping):
+            raise config.error("rope_scaling needs a full_attention in rope_parameters to update")
+        given[FULL] = {**given[FULL], **scaling}
+    found: dict[str, dict[str, Any]] = {}
+    bases = ((FULL, "rope_theta", _GLOBAL_THETA), (SLIDING, "rope_local_base_freq", _LOCAL_THETA))
+    for kind, key, default in bases:
+        theta = config.raw(key) if config.contains(key) else default
+        fields = given.pop(kind, None)
+        if fields is not None and not isinstance(fields, Mapping):
+            raise config.error(f"rope_parameters must hold an object for {kind}")
+        found[kind] = dict(plain if fields is None else fields)
+        complete(config, found[kind], theta)
+        found[kind].setdefault("original_max_position_embeddings", positions)
+    # transformers looks for this one outside of the object to which it belongs.
+    if "truncate" in given or any("truncate" in fields for fields in found.values()):
+        raise config.unsupported("truncate in the rope settings of this model type")
+    if not given:
+        return found, ()
+    names = ", ".join(sorted(map(str, given)))
+    return found, (
+        f"rope_parameters: {names:.200} without effect: transformers reads only full_attention and "
+        "sliding_attention of it for this model type",
+    )
 
 
 def _gain(tensor: str, size: int) -> VectorSlot:

@@ -60,7 +60,10 @@ def attention_shape(
 ) -> AttentionShape:
     """The usual fields, with the family's defaults; scale is 1/sqrt(head_dim)."""
     heads = config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", default_kv_heads or heads)
+    # The family's default is for a config without the key; null asks for as many as heads.
+    if default_kv_heads is None or config.contains("num_key_value_heads"):
+        default_kv_heads = heads
+    kv_heads = config.integer("num_key_value_heads", default_kv_heads)
     if default_head_dim is None and not config.has("head_dim") and hidden_size % heads:
         raise config.error(f"hidden_size {hidden_size} is no multiple of {heads} heads")
     head_dim = config.integer("head_dim", default_head_dim or hidden_size // heads)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import Value
@@ -14,7 +13,13 @@ from mnnsmith.models.config import ConfigReader
 from mnnsmith.models.context import ContextLimits, no_windows
 from mnnsmith.models.decoder import Part, add_stack, layer_name, layer_prefix, read_stack
 from mnnsmith.models.language_model import IgnoredTensors, LanguageModel
-from mnnsmith.models.rope import rope_frequencies, rope_settings, rope_tables
+from mnnsmith.models.rope import (
+    COMMON_RULES,
+    RopeRules,
+    rope_frequencies,
+    rope_settings,
+    rope_tables,
+)
 
 # Older checkpoints store what is computed from the config.
 IGNORED = (
@@ -31,7 +36,7 @@ class Variant:
     means hidden_size / heads, and as many as there are heads.
     windows: the sliding window of each layer.
     attention, mlp: the names of a block's projections, by default each a tensor of its own.
-    rope: corrects the rope settings.
+    rope: how the rope settings are read.
     feed_forward: in place of the gated SiLU layer.
     """
 
@@ -45,7 +50,7 @@ class Variant:
     windows: Callable[[ConfigReader, int, int], list[int | None]] = no_windows
     attention: Callable[[str, nn.AttentionShape, int], nn.AttentionWeights] | None = None
     mlp: Callable[[str, int, int], tuple[nn.Projection, ...]] = nn.separate_mlp
-    rope: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    rope: RopeRules = COMMON_RULES
     feed_forward: Part | None = None
 
 
@@ -62,7 +67,7 @@ def build_variant(config: ConfigReader, limits: ContextLimits, variant: Variant)
     stack = read_stack(config, variant.epsilon, tied_by_default=False)
     config.only("hidden_act", ("silu",), "silu", "Another activation is another model.")
     shape = nn.attention_shape(config, stack.hidden, variant.head_dim, variant.kv_heads)
-    settings = variant.rope(rope_settings(config))
+    settings = rope_settings(config, variant.rope)
     positions = config.integer("max_position_embeddings")
     rope = rope_frequencies(config, settings, shape.head_dim, positions)
     context, notes = limits.resolve(positions, rope.longest)

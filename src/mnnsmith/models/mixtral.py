@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import Value
 from mnnsmith.models import layers as nn
@@ -11,13 +13,15 @@ from mnnsmith.models.context import ContextLimits, uniform_windows
 from mnnsmith.models.decoder import Part, layer_name, layer_prefix
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.llama import Variant, build_variant
+from mnnsmith.models.rope import RopeRules
 
 
 def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     """The graph of `MixtralForCausalLM`."""
     variant = Variant(
-        qkv_bias=False, o_bias=False, kv_heads=8, epsilon=1e-5, windows=uniform_windows,
-        feed_forward=_feed_forward(config),
+        qkv_bias=False, o_bias=False, kv_heads=8, epsilon=1e-5,
+        windows=partial(uniform_windows, absent=None), feed_forward=_feed_forward(config),
+        rope=RopeRules(theta=1_000_000.0),
     )  # fmt: skip
     return build_variant(config, limits, variant)
 
@@ -26,8 +30,8 @@ def _feed_forward(config: ConfigReader) -> Part:
     hidden = config.integer("hidden_size")
     inner = config.integer("intermediate_size")
     routing = moe.Routing(
-        config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2),
-        "softmax", normalized=True,
+        config.either_integer("num_local_experts", "num_experts", 8),
+        config.integer("num_experts_per_tok", 2), "softmax", normalized=True,
     )  # fmt: skip
     # Noise of the router while training.
     config.raw("router_jitter_noise")

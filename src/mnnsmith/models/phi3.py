@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from mnnsmith.models import layers as nn
 from mnnsmith.models.config import ConfigReader
 from mnnsmith.models.context import ContextLimits, uniform_windows
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.llama import Variant, build_variant
+from mnnsmith.models.rope import RopeRules
+
+# Early checkpoints call longrope "su" or "yarn"; transformers takes no other type for this family.
+_ROPE = RopeRules(
+    kinds=("default", "longrope"), renamed={"su": "longrope", "yarn": "longrope"},
+    original_positions=4096, partial=True,
+)  # fmt: skip
 
 
 def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     """The graph of `Phi3ForCausalLM`."""
     variant = Variant(
-        qkv_bias=False, o_bias=False, windows=uniform_windows,
-        attention=_attention, mlp=_mlp, rope=_rope, epsilon=1e-5,
+        qkv_bias=False, o_bias=False, windows=partial(uniform_windows, absent=None),
+        attention=_attention, mlp=_mlp, rope=_ROPE, epsilon=1e-5,
     )  # fmt: skip
     return build_variant(config, limits, variant)
 
@@ -41,9 +47,3 @@ def _mlp(prefix: str, hidden: int, inner: int) -> tuple[nn.Projection, ...]:
         nn.Projection(fused, inner, first_row=inner),
         nn.Projection(f"{prefix}.down_proj", hidden),
     )
-
-
-def _rope(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Early checkpoints call longrope "su" or "yarn"."""
-    kind = settings["rope_type"]
-    return {**settings, "rope_type": "longrope" if kind in ("su", "yarn") else kind}

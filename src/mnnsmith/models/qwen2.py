@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from mnnsmith.models.config import ConfigReader
-from mnnsmith.models.context import FULL, SLIDING, ContextLimits, no_windows, typed_windows
+from mnnsmith.models.context import (
+    FULL,
+    SLIDING,
+    ContextLimits,
+    typed_windows,
+    windows_switched_off,
+)
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.llama import Variant, build_variant
 
@@ -18,8 +24,6 @@ def qwen_windows(config: ConfigReader, layers: int, context: int) -> list[int | 
     """Windows apply where `use_sliding_window` says so, from layer `max_window_layers` on."""
     first = config.integer("max_window_layers", 28, least=0)
     if not config.flag("use_sliding_window", False):
-        config.raw("sliding_window")
-        config.raw("layer_types")
-        return no_windows(config, layers, context)
+        return windows_switched_off(config, layers)
     default = [SLIDING if i >= first else FULL for i in range(layers)]
-    return typed_windows(config, layers, context, default)
+    return typed_windows(config, layers, context, default, absent=4096)

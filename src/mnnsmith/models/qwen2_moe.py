@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mnnsmith.models.config import ConfigReader
-from mnnsmith.models.context import ContextLimits, no_windows
+from mnnsmith.models.context import ContextLimits, windows_switched_off
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.llama import Variant, build_variant
 from mnnsmith.models.sparse import sparse_feed_forward
@@ -22,6 +22,6 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
 
 def _windows(config: ConfigReader, layers: int, context: int) -> list[int | None]:
     config.only("use_sliding_window", (False,), False, "No released model of this type has one.")
-    for unread in ("sliding_window", "max_window_layers", "layer_types"):
-        config.raw(unread)
-    return no_windows(config, layers, context)
+    config.raw("max_window_layers")
+    del context
+    return windows_switched_off(config, layers)

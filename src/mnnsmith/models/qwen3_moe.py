@@ -22,6 +22,6 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
 def _windows(config: ConfigReader, layers: int, context: int) -> list[int | None]:
     config.raw("max_window_layers")
     if config.flag("use_sliding_window", False):
-        return uniform_windows(config, layers, context)
+        return uniform_windows(config, layers, context, absent=4096)
     config.raw("sliding_window")
     return no_windows(config, layers, context)

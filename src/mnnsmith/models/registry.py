@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mnnsmith import models
@@ -13,11 +14,12 @@ from mnnsmith.models.config import ConfigReader
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.refused import REFUSED
+from mnnsmith.models.unread import judge_unread
 
 # Modules of the room that are no architecture.
 _SHARED = {
     "config", "context", "decoder", "deepseek", "language_model", "layers", "mla", "moe",
-    "refused", "registry", "rope", "sparse",
+    "refused", "registry", "rope", "sparse", "unread",
 }  # fmt: skip
 
 
@@ -48,10 +50,12 @@ def build_language_model(
 ) -> tuple[LanguageModel, tuple[str, ...]]:
     """The graph for a config, and the config keys that it did not look at.
 
-    Raises `UnsupportedError` for an unknown architecture.
+    Raises `UnsupportedError` for an unknown architecture, and for a key that nobody looked at
+    although it changes what is computed.
     """
     name = require_supported(model_type, origin)
     reader = ConfigReader(config, origin)
     module = importlib.import_module(f"mnnsmith.models.{name}")
     model: LanguageModel = module.build(reader, limits)
-    return model, reader.unused()
+    unread, notes = judge_unread(config, reader.unused(), name, origin)
+    return replace(model, notes=(*model.notes, *notes)), unread

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,25 @@ _DEFAULT_THETA = 10000.0
 # Beyond these nothing in use comes near, and the formulas leave the range of their numbers.
 _LARGEST_THETA, _LARGEST_FACTOR, _LARGEST_BETA = 1e15, 1e6, 1e4
 _LEAST_POSITIONS = 2
+# The types that we can write, and what transformers reads of a rope object of each.
+_KEYS = {
+    "default": frozenset[str](),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
+    "yarn": frozenset(
+        {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
+         "beta_slow", "mscale", "mscale_all_dim", "truncate"}
+    ),
+    "longrope": frozenset(
+        {"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
+         "long_factor"}
+    ),
+}  # fmt: skip
+# `finetuned` records a fact of the training, in checkpoints that were stretched by others.
+_COMMON_KEYS = frozenset({"rope_type", "rope_theta", "partial_rotary_factor", "finetuned"})
+_WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -48,61 +67,114 @@ class RopeFrequencies:
         return 2 * len(self.inverse)
 
 
-def rope_settings(config: ConfigReader) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RopeRules:
+    """Where a family's class reads the rope fields otherwise.
+
+    theta: what a config without `rope_theta` means.
+    kinds: the types that it takes.  renamed: older names of these.
+    original_positions: its default of the field `original_max_position_embeddings`, if it has one.
+    partial: whether its attention can rotate a part of a head.
+    """
+
+    theta: float = _DEFAULT_THETA
+    kinds: tuple[str, ...] = tuple(_KEYS)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    original_positions: int | None = None
+    partial: bool = False
+
+
+COMMON_RULES = RopeRules()
+
+
+def rope_settings(config: ConfigReader, rules: RopeRules = COMMON_RULES) -> dict[str, Any]:
     """The rope fields of a config as one mapping with `rope_theta` and `rope_type`.
 
     Reads both spellings: `rope_parameters`, and `rope_theta` with `rope_scaling`.
     """
-    parameters = config.raw("rope_parameters")
-    scaling = config.raw("rope_scaling")
-    theta = config.raw("rope_theta")
-    for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
-        if value is not None and not isinstance(value, Mapping):
-            raise config.error(f"{name} must be an object, not {value!r:.60}")
+    parameters, scaling = (rope_object(config, k) for k in ("rope_parameters", "rope_scaling"))
     # Where both stand, transformers takes rope_scaling alone.
-    fields = dict(scaling or parameters or {})
-    if "type" in fields:
-        fields.setdefault("rope_type", fields.pop("type"))
-    settings: dict[str, Any] = {
-        "rope_theta": _DEFAULT_THETA if theta is None else theta,
-        "rope_type": "default",
-        **{key: value for key, value in fields.items() if value is not None},
-    }
-    if not isinstance(settings["rope_type"], str):
-        raise config.error(f"rope_type must be a text, not {settings['rope_type']!r:.60}")
+    settings = dict(scaling or parameters or {})
+    theta = config.raw("rope_theta") if config.contains("rope_theta") else rules.theta
+    complete(config, settings, theta, rules)
+    if settings["rope_type"] not in _WITH_ORIGINAL:
+        return settings
+    # The field beside the rope object goes before the one inside.
+    key = "original_max_position_embeddings"
+    if config.contains(key) or rules.original_positions is not None:
+        settings[key] = config.integer(key, rules.original_positions, least=_LEAST_POSITIONS)
+    elif key not in settings:
+        settings[key] = config.integer("max_position_embeddings")
     return settings
+
+
+def rope_object(config: ConfigReader, key: str) -> Mapping[str, Any] | None:
+    """The fields under `key`, or None."""
+    value = config.raw(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise config.error(f"{key} must be an object, not {value!r:.60}")
+    return value
+
+
+def complete(
+    config: ConfigReader,
+    settings: dict[str, Any],
+    theta: Any,
+    rules: RopeRules = COMMON_RULES,
+) -> None:
+    """Fill in what every rope object has, as `standardize_rope_params` of transformers does."""
+    older_name = settings.pop("type", "default")
+    settings.setdefault("rope_type", older_name)
+    settings.setdefault("rope_theta", theta)
+    kind = settings["rope_type"]
+    if not isinstance(kind, str):
+        raise config.error(f"rope_type must be a text, not {kind!r:.60}")
+    kind = settings["rope_type"] = rules.renamed.get(kind, kind)
+    if kind not in rules.kinds:
+        raise config.unsupported(
+            f"rope_type = {kind!r:.60} is not supported; only {', '.join(rules.kinds)} are. "
+            "Other rope types are not ones whose tables we can write exactly."
+        )
+    for key, value in settings.items():
+        if key not in _KEYS[kind] | _COMMON_KEYS and value is not None:
+            raise config.unsupported(
+                f"{key} = {value!r:.60} in the rope settings is not supported: "
+                f"rope of type {kind!r} does not read it"
+            )
+    share = config.raw("partial_rotary_factor")
+    if share is not None:
+        settings.setdefault("partial_rotary_factor", share)
+    if not rules.partial:
+        # The default type ignores it in transformers, and with the others its attention fails.
+        reader = ConfigReader(settings, "config.json (rope)")
+        if reader.number("partial_rotary_factor", 1.0) != 1:
+            raise config.unsupported(
+                f"partial_rotary_factor = {settings['partial_rotary_factor']!r:.60} is not "
+                "supported: the attention of this model type rotates whole heads"
+            )
 
 
 def rope_frequencies(
     config: ConfigReader, settings: Mapping[str, Any], head_dim: int, max_positions: int
 ) -> RopeFrequencies:
-    """Frequencies for `settings`; raises `UnsupportedError` for a type we do not know."""
+    """Frequencies for `settings`, which are those of `rope_settings`."""
     reader = ConfigReader(settings, "config.json (rope)")
     theta = reader.number("rope_theta", most=_LARGEST_THETA)
     if theta <= 1:
         raise config.error(f"rope_theta {theta} must be above 1")
-    share = config.number("partial_rotary_factor", 1.0, most=1.0)
-    if reader.has("partial_rotary_factor"):
-        share = reader.number("partial_rotary_factor", most=1.0)
-    rotary_dim = int(head_dim * share)
+    rotary_dim = int(head_dim * reader.number("partial_rotary_factor", 1.0, most=1.0))
     if rotary_dim < 2 or rotary_dim % 2:
         raise config.error(f"rope would rotate {rotary_dim} of {head_dim} elements of a head")
     base = _base_frequencies(theta, rotary_dim)
-    kind = reader.only(
-        "rope_type",
-        ("default", "linear", "llama3", "yarn", "longrope"),
-        "default",
-        "This rope type is not one whose tables we can write exactly.",
-    )
+    kind = settings["rope_type"]
     with np.errstate(all="ignore"):
-        rope = _scaled(config, reader, str(kind), base, theta, max_positions)
+        rope = _scaled(reader, kind, base, theta, max_positions)
     if not np.isfinite(rope.inverse).all() or not math.isfinite(rope.factor):
         raise config.error(f"the rope settings give frequencies that are no numbers: {kind}")
     return rope
 
 
 def _scaled(
-    config: ConfigReader,
     reader: ConfigReader,
     kind: str,
     base: npt.NDArray[np.float32],
@@ -115,16 +187,13 @@ def _scaled(
     if kind == "linear":
         factor = np.float32(reader.number("factor", most=_LARGEST_FACTOR))
         return RopeFrequencies((base / factor).astype(np.float32))
+    original = reader.integer("original_max_position_embeddings", least=_LEAST_POSITIONS)
     if kind == "llama3":
-        return RopeFrequencies(_llama3(reader, base))
-    key = "original_max_position_embeddings"
-    named = reader if reader.has(key) else config
+        return RopeFrequencies(_llama3(reader, base, original))
     if kind == "yarn":
-        original = named.integer(key, max_positions, least=_LEAST_POSITIONS)
-        return _yarn(reader, base, theta, original)
-    if not named.has(key):
-        raise config.error(f"longrope needs {key}")
-    return _longrope(reader, base, named.integer(key, least=_LEAST_POSITIONS), max_positions)
+        return _yarn(reader, base, theta, original, max_positions)
+    assert kind == "longrope"
+    return _longrope(reader, base, original, max_positions)
 
 
 def _base_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float32]:
@@ -133,11 +202,12 @@ def _base_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float32]:
     return inverse
 
 
-def _llama3(reader: ConfigReader, base: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _llama3(
+    reader: ConfigReader, base: npt.NDArray[np.float32], original: int
+) -> npt.NDArray[np.float32]:
     factor = reader.number("factor", most=_LARGEST_FACTOR)
     low = reader.number("low_freq_factor", most=_LARGEST_FACTOR)
     high = reader.number("high_freq_factor", most=_LARGEST_FACTOR)
-    original = reader.integer("original_max_position_embeddings")
     if high <= low:
         raise reader.error(f"high_freq_factor {high} must be above low_freq_factor {low}")
     wavelength = 2 * math.pi / base.astype(np.float64)
@@ -148,18 +218,23 @@ def _llama3(reader: ConfigReader, base: npt.NDArray[np.float32]) -> npt.NDArray[
 
 
 def _yarn(
-    reader: ConfigReader, base: npt.NDArray[np.float32], theta: float, original: int
+    reader: ConfigReader,
+    base: npt.NDArray[np.float32],
+    theta: float,
+    original: int,
+    max_positions: int,
 ) -> RopeFrequencies:
     """Peng et al. 2023, as transformers computes it."""
-    factor = reader.number("factor", most=_LARGEST_FACTOR)
+    factor = _factor(reader, original, max_positions)
     dim = 2 * len(base)
 
     def dimension_of(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = dimension_of(reader.number("beta_fast", 32.0, most=_LARGEST_BETA))
-    high = dimension_of(reader.number("beta_slow", 1.0, most=_LARGEST_BETA))
-    if reader.flag("truncate", True):
+    low = dimension_of(_number_or(reader, "beta_fast", _LARGEST_BETA) or 32.0)
+    high = dimension_of(_number_or(reader, "beta_slow", _LARGEST_BETA) or 1.0)
+    # null is no default here: transformers takes it for false.
+    if not reader.contains("truncate") or (reader.has("truncate") and reader.flag("truncate")):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
@@ -176,9 +251,26 @@ def _yarn_attention_factor(reader: ConfigReader, factor: float) -> float:
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    if reader.has("mscale") and reader.has("mscale_all_dim"):
-        return mscale(reader.number("mscale")) / mscale(reader.number("mscale_all_dim"))
+    part = _number_or(reader, "mscale", _LARGEST_FACTOR)
+    whole = _number_or(reader, "mscale_all_dim", _LARGEST_FACTOR)
+    if part is not None and whole is not None:
+        return mscale(part) / mscale(whole)
     return mscale(1.0)
+
+
+def _number_or(reader: ConfigReader, key: str, most: float) -> float | None:
+    """A number; None where it is absent, null or zero, which transformers all takes for absent."""
+    value = reader.raw(key)
+    if value is None or (type(value) in (int, float) and value == 0):
+        return None
+    return reader.number(key, most=most)
+
+
+def _factor(reader: ConfigReader, original: int, max_positions: int) -> float:
+    """How far the context is stretched; null means by what the two numbers of positions say."""
+    if reader.contains("factor") and not reader.has("factor"):
+        return max_positions / original
+    return reader.number("factor", most=_LARGEST_FACTOR)
 
 
 def _longrope(

@@ -29,11 +29,9 @@ def sparse_feed_forward(
     dense = config.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise config.error("mlp_only_layers must be a list of layer numbers")
-    # transformers 5 saves the field under its newer name.
-    newer = config.has("num_local_experts")
-    count = config.integer("num_local_experts" if newer else "num_experts", default_experts)
+    # transformers 5 saves the field of qwen3_moe under its newer name.
     routing = moe.Routing(
-        count,
+        config.either_integer("num_experts", "num_local_experts", default_experts),
         config.integer("num_experts_per_tok", default_chosen), "softmax",
         normalized=config.flag("norm_topk_prob", False),
     )  # fmt: skip
