@@ -25,5 +25,7 @@ def qwen_windows(config: ConfigReader, layers: int, context: int) -> list[int | 
     first = config.integer("max_window_layers", 28, least=0)
     if not config.flag("use_sliding_window", False):
         return windows_switched_off(config, layers)
+    if config.contains("sliding_window") and not config.has("sliding_window"):
+        first = layers
     default = [SLIDING if i >= first else FULL for i in range(layers)]
     return typed_windows(config, layers, context, default, absent=4096)

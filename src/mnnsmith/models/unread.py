@@ -37,12 +37,12 @@ _FACTORS = """
     attention_out_multiplier attention_value_scale mup_width_multiplier rotary_pct rope_percent
 """.split()  # noqa: SIM905
 _NORM_KINDS = ("norm_type", "layer_norm_type", "normalization_type")
-# Each with further values that change nothing.
+# Each with the values that change nothing.
 _CHANGES: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_REFUSED, ()),
-    **dict.fromkeys(_FACTORS, (1,)),
-    **dict.fromkeys(_NORM_KINDS, ("rms_norm", "rmsnorm", "RMSNorm", "rms")),
-    "is_causal": (True,),
+    **dict.fromkeys(_REFUSED, _OFF),
+    **dict.fromkeys(_FACTORS, (*_OFF, 1)),
+    **dict.fromkeys(_NORM_KINDS, (None, "rms_norm", "rmsnorm", "RMSNorm", "rms")),
+    "is_causal": (None, True),
 }
 _WINDOWS = ("sliding_window", "layer_types", "use_sliding_window", "sliding_window_pattern")
 
@@ -59,7 +59,7 @@ def judge_unread(
     for key in keys:
         value = config[key]
         if key in _CHANGES:
-            if not _is_among(value, (*_OFF, *_CHANGES[key])):
+            if not _is_among(value, _CHANGES[key]):
                 raise UnsupportedError(
                     f"{origin}: {key} = {repr(value)[:_SHOWN_CHARS]} is not supported for model "
                     f"type {model_type!r}: it asks for another computation than this family's.",
