@@ -377,7 +377,12 @@ def _open_text(bundle: Bundle) -> tuple[TextTokenizer, ChatTemplate | None]:
     tokenizer = TextTokenizer(bundle.tokenizer_json())
     if bundle.chat_template is None:
         return tokenizer, None
-    return tokenizer, ChatTemplate(bundle.chat_template, bundle.bos_token, bundle.eos_token)
+    return tokenizer, ChatTemplate(
+        bundle.chat_template,
+        bundle.bos_token,
+        bundle.eos_token,
+        special_tokens=bundle.special_tokens,
+    )
 
 
 def open_session(
