@@ -1,8 +1,9 @@
-"""Proves on this machine that conversion and engine work: a tiny model that knows the alphabet.
+"""Proves on this machine that engine and conversion work: a tiny model that knows the alphabet.
 
-The model's head holds the embeddings one row further, so that the best next token is always the
-following byte, whatever the small random attention and MLP weights add.  It is written as a
-checkpoint, converted with the default recipe and asked to go on with "abc".
+First the engine computes alone (`mnnsmith.engine.selftest`), so that a broken installation is told
+as such.  Then comes the model.  Its head holds the embeddings one row further, so that the best
+next token is always the following byte, whatever the small random attention and MLP weights add.
+It is written as a checkpoint, converted with the default recipe and asked to go on with "abc".
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from mnnsmith.conversion.convert import convert
 from mnnsmith.engine import Engine
+from mnnsmith.engine.selftest import check_engine
 from mnnsmith.errors import EngineError, MissingResourceError
 from mnnsmith.text.stream import byte_alphabet
 from mnnsmith.text.tokenizer import TextTokenizer
@@ -37,11 +39,13 @@ class SelfTest:
 
 
 def run_self_test() -> SelfTest:
-    """Convert and run the tiny model in a temporary folder.
+    """Let the engine compute, then convert and run the tiny model in a temporary folder.
 
-    Raises EngineError when the answer is wrong, and what `convert` and `Engine` raise.
+    Raises EngineError when the engine is broken or the answer is wrong, and what `convert` and
+    `Engine` raise.
     """
     began = time.monotonic()
+    check_engine()
     try:
         folder = Path(tempfile.mkdtemp(prefix="mnnsmith-selftest-"))
     except OSError as error:

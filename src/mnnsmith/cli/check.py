@@ -36,8 +36,9 @@ def check(directory: o.BundleDir, load: Load = False, json_output: o.Json = Fals
     else:
         style = Style(sys.stdout)
         for finding in report.findings:
-            mark = f"{style.green}ok  " if finding.passed else f"{style.red}FAIL"
-            say(f"{mark}{style.reset} {finding.name}: {finding.detail}")
+            mark, colour = ("ok  ", "") if finding.passed else ("FAIL", style.red)
+            # A name out of the bundle must not look like a line of its own.
+            say(f"{mark} {finding.name}: {finding.detail}".replace("\n", "\n     "), colour)
     if failed:
         raise BundleError(
             f"{directory}: {len(failed)} of {len(report.findings)} checks failed.",

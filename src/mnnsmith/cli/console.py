@@ -63,17 +63,21 @@ _CONTROL = {
 }
 
 
-def say(text: str = "") -> None:
-    """A line of the command's result, on stdout."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+def say(text: str = "", style: str = "") -> None:
+    """A line of the command's result, on stdout, in one of the `Style`s of it."""
+    _write_line(text, style, sys.stdout)
 
 
 def note(text: str) -> None:
     """A line about the work, on stderr."""
-    style = Style(sys.stderr)
-    sys.stderr.write(f"{style.dim}{text}{style.reset}\n")
-    sys.stderr.flush()
+    _write_line(text, Style(sys.stderr).dim, sys.stderr)
+
+
+def _write_line(text: str, style: str, stream: TextIO) -> None:
+    # What is shown may come out of a file, so it is always cleaned; only `style` is ours.
+    reset = Style(stream).reset if style else ""
+    stream.write(f"{style}{clean(text, stream)}{reset}\n")
+    stream.flush()
 
 
 def show_error(error: MnnsmithError) -> None:
@@ -95,7 +99,7 @@ def table(rows: list[tuple[str, str]], indent: str = "  ") -> str:
     """Lines of a name and a value, the values aligned."""
     width = max((len(name) for name, _ in rows), default=0)
     lines = (f"{indent}{name:<{width}}  {value}".rstrip() for name, value in rows)
-    return "\n".join(clean(line, sys.stdout) for line in lines)
+    return "\n".join(lines)
 
 
 def format_bytes(count: float) -> str:
@@ -156,7 +160,7 @@ class ProgressBars:
     Call it with (stage, done, total); `total` in bytes for the stages named in `byte_stages`.
     """
 
-    def __init__(self, *, byte_stages: tuple[str, ...] = ("weights", "download")) -> None:
+    def __init__(self, *, byte_stages: tuple[str, ...] = ("weights",)) -> None:
         self._byte_stages = byte_stages
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}

@@ -44,13 +44,15 @@ def doctor(
 
     Ends with exit code 7 when the engine does not work.
     """
+    from mnnsmith.engine.machine import installed_version
+
     findings: list[Finding] = []
     base, extras = _requirements()
     report: dict[str, Any] = {
         "mnnsmith": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: _version(name) for name in base},
+        "packages": {name: installed_version(name) for name in base},
         "extras": _extras(extras, findings),
         "processor": _processor(findings),
         "disk": _disk(findings),
@@ -68,15 +70,6 @@ def doctor(
         _show(report)
     if failure is not None:
         raise EngineError(f"The engine's self-test failed: {failure.message}", failure.hint)
-
-
-def _version(package: str) -> str | None:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
@@ -98,7 +91,11 @@ def _requirements() -> tuple[list[str], dict[str, list[str]]]:
 def _extras(
     extras: dict[str, list[str]], findings: list[Finding]
 ) -> dict[str, dict[str, str | None]]:
-    found = {extra: {name: _version(name) for name in names} for extra, names in extras.items()}
+    from mnnsmith.engine.machine import installed_version
+
+    found = {
+        extra: {name: installed_version(name) for name in names} for extra, names in extras.items()
+    }
     for extra, versions in found.items():
         missing = [name for name, version in versions.items() if version is None]
         if missing:
@@ -112,7 +109,7 @@ def _extras(
 
 
 def _processor(findings: list[Finding]) -> dict[str, Any]:
-    from mnnsmith.engine.selftest import cpu_features, usable_processors
+    from mnnsmith.engine.machine import cpu_features, usable_processors
 
     features = cpu_features()
     if features and platform.machine() == "x86_64" and "avx2" not in features:
@@ -187,15 +184,9 @@ def _self_test(report: dict[str, Any]) -> MnnsmithError | None:
 
     The report tells how it went.
     """
-    from mnnsmith.engine.selftest import self_test
     from mnnsmith.selftest import run_self_test
 
     try:
-        problem = self_test().problem
-        if problem is not None:
-            raise EngineError(
-                problem, "Install the engine again: pip install --force-reinstall MNN"
-            )
         result = run_self_test()
     except MnnsmithError as error:
         report["self_test"] = {"passed": False, "message": error.message}
@@ -208,7 +199,7 @@ def _show(report: dict[str, Any]) -> None:
     style = Style(sys.stdout)
 
     def section(title: str, rows: list[tuple[str, str]]) -> None:
-        say(f"{style.bold}{title}{style.reset}")
+        say(title, style.bold)
         say(table(rows))
 
     say(f"mnnsmith {report['mnnsmith']}, Python {report['python']}, {report['system']}")
@@ -237,8 +228,8 @@ def _show(report: dict[str, Any]) -> None:
     if test is None:
         note("(the engine's self-test was left out)")
     elif test["passed"]:
-        say(f"{style.green}engine self-test passed{style.reset} ({test['seconds']} s)")
+        say(f"engine self-test passed ({test['seconds']} s)", style.green)
     else:
-        say(f"{style.red}engine self-test failed{style.reset}")
+        say("engine self-test failed", style.red)
     for finding in report["findings"]:
         say(f"- {finding['problem']}\n  {finding['remedy']}")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.engine.selftest import cpu_features, engine_versions, usable_processors
+from mnnsmith.engine.machine import cpu_features, installed_version, usable_processors
 
 _log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ def _identity(bundle: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         "bundle": os.path.realpath(bundle),
         "weights": _file(bundle, config["llm_weight"], hashes),
         "graph": _file(bundle, config["llm_model"], hashes),
-        "engine": engine_versions()["MNN"],
+        "engine": installed_version("MNN") or "unknown",
         "cpu": list(cpu_features()),
         "settings": {
             "memory": config.get("memory", "low"),

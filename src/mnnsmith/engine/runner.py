@@ -9,6 +9,9 @@ last one, and prove that work goes on.  Every reply has `position`, the tokens i
 What the engine prints goes to stderr: stdout is put out of its reach before anything is imported.
 A request that arrives while another is at work means that the caller gave up on the earlier one:
 the work stops at the next piece of the prompt, and the cache goes back to where it was.
+
+It is longer than the other modules, and repeats a few lines of theirs, for one reason: copied to a
+phone, an emulator or a remote host it must run alone, so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ CONFIG_LIMIT_BYTES = 64 << 20
 ALL_POSITIONS_BUDGET_BYTES = 32 << 20
 UNQUANTIZED_CACHE = 8
 ATTENTION_BLOCK = 64
+# Files that a language model needs, and their names where config.json gives none.
 FILE_KEYS = {
     "llm_config": "llm_config.json",
     "llm_model": "llm.mnn",
@@ -46,6 +50,15 @@ FILE_KEYS = {
     "tokenizer_file": "tokenizer.txt",
     "embedding_file": "embeddings_bf16.bin",
 }
+# All else that the engine makes a path of (transformers/llm/engine/src/llmconfig.hpp of MNN 3.6.1).
+# It looks for most of them only where other keys ask for it.
+PATH_KEYS = (
+    *("block_model", "lm_model", "embedding_model", "context_file", "ple_embed_file"),
+    *("visual_model", "audio_model", "npu_model_dir", "lookup_file", "prefix_cache_path"),
+    *("talker_model", "talker_weight", "talker_embedding_file", "predit_model", "dit_model"),
+    *("bigvgan_model", "spk_dict", "draft_model", "mtp_model", "eagle_model", "eagle_fc"),
+    *("eagle_d2t", "dflash_model", "dflash_fc", "dflash_lmhead"),
+)
 
 
 class RefusedError(Exception):
@@ -189,7 +202,7 @@ def read_config(folder: str, name: str) -> dict[str, Any]:
     if len(data) > CONFIG_LIMIT_BYTES:
         raise RefusedError(f"{path}: larger than {CONFIG_LIMIT_BYTES} bytes.")
     try:
-        value = json.loads(data)
+        value = json.loads(data, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"{path}: not valid JSON: {error}.") from error
     if not isinstance(value, dict):
@@ -197,30 +210,37 @@ def read_config(folder: str, name: str) -> dict[str, Any]:
     return value
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that stands twice the engine may take the other one than Python does."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
 def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's view of config.json, llm_config.json and the caller's overrides, checked."""
+    """The engine's view of config.json, llm_config.json and the caller's overrides, checked.
+
+    Nothing in it leads out of the bundle, but for a `tmp_path` that the caller gave.
+    """
     config = read_config(folder, "config.json")
+    described = _plain_name(folder, config, "llm_config")
+    _check_file(folder, described, "llm_config")
+    config.update(read_config(folder, described))
+    # The engine's process has a place of its own for temporary files.
+    config.pop("tmp_path", None)
+    config.update(overrides)
     if "base_dir" in config:
-        raise RefusedError(f"{folder}/config.json: base_dir is set; a bundle holds its own files.")
-    for key, default in FILE_KEYS.items():
-        # By then llm_config.json, the first of them, is read.
-        if key == "embedding_file" and "tie_embeddings" in config:
+        raise RefusedError(f"{folder}: base_dir is set; a bundle holds its own files.")
+    for key in FILE_KEYS:
+        if key == "llm_config" or (key == "embedding_file" and "tie_embeddings" in config):
             continue
-        name = config.get(key, default)
-        if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):
-            raise RefusedError(
-                f"{folder}/config.json: {key} must be a plain file name, found {name!r}."
-            )
-        path = os.path.join(folder, name)
-        if not os.path.isfile(path):
-            raise RefusedError(f"{path}: missing ({key} of the bundle).")
-        if os.path.getsize(path) == 0:
-            raise RefusedError(f"{path}: the file is empty ({key} of the bundle).")
-        if key == "llm_config":
-            config = {**config, **read_config(folder, name)}
-        else:
-            config[key] = name
-    config = {**config, **overrides}
+        config[key] = _plain_name(folder, config, key)
+        _check_file(folder, config[key], key)
+    for key in (*FILE_KEYS, *PATH_KEYS):
+        # An empty one names the bundle itself, as npu_model_dir does by default.
+        if config.get(key, "") != "":
+            _plain_name(folder, config, key)
     if config.get("attention_mask") in ("glm", "glm2"):
         raise RefusedError(
             f"{folder}: attention mask {config['attention_mask']!r} is not supported."
@@ -233,6 +253,27 @@ def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
                 f"{config.get(key)!r}."
             )
     return config
+
+
+def _plain_name(folder: str, config: Mapping[str, Any], key: str) -> str:
+    """The value of `key`, which must name something that lies in the bundle itself."""
+    name = config.get(key, FILE_KEYS.get(key))
+    if (
+        not isinstance(name, str)
+        or os.path.basename(name) != name
+        or name in ("", ".", "..")
+        or "\0" in name
+    ):
+        raise RefusedError(f"{folder}: {key} must be a plain file name, found {name!r:.200}.")
+    return name
+
+
+def _check_file(folder: str, name: str, key: str) -> None:
+    path = os.path.join(folder, name)
+    if not os.path.isfile(path):
+        raise RefusedError(f"{path}: missing ({key} of the bundle).")
+    if os.path.getsize(path) == 0:
+        raise RefusedError(f"{path}: the file is empty ({key} of the bundle).")
 
 
 class Model:
@@ -282,9 +323,9 @@ class Model:
         }
         if "chunk_limits" in self.config:
             fixed["chunk_limits"] = []
-        if any(self.config.get(key) for key in ("use_mmap", "kvcache_mmap")):
-            # Never the bundle's own choice: two engines must not share a file.
-            fixed["tmp_path"] = overrides.get("tmp_path", os.getcwd())
+        # Never the bundle's own choice: two engines must not share a file.
+        if "tmp_path" not in overrides:
+            fixed["tmp_path"] = os.getcwd()
         llm.set_config(json.dumps({**overrides, **fixed}))
         if not llm.load():
             raise FailedError(f"{folder}: the engine could not load this bundle.")
@@ -416,8 +457,6 @@ class Server:
 
     def answer(self, request: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         op = request["op"]
-        if op == "hello":
-            return versions(), {}
         if op == "self_test":
             return self_test(), {}
         if op == "status":
@@ -542,22 +581,10 @@ def decode_token(llm: Any, token: int) -> bytes:
 # --- this process -------------------------------------------------------------------------------
 
 
-def versions() -> dict[str, Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    import MNN.llm  # noqa: F401  (proves that it can be loaded)
-
-    try:
-        engine = version("MNN")
-    except PackageNotFoundError:
-        engine = "unknown"
-    python = ".".join(str(part) for part in sys.version_info[:3])
-    return {"mnn": engine, "python": python, "numpy": np.__version__, "pid": os.getpid()}
-
-
 def self_test() -> dict[str, Any]:
     """Run a tiny graph: the largest error of a 2-D matrix product."""
     import MNN.expr as expr
+    import MNN.llm  # noqa: F401  (proves that it can be loaded)
 
     left = np.arange(12, dtype=np.float32).reshape(3, 4)
     right = np.arange(20, dtype=np.float32).reshape(4, 5) - 7
