@@ -75,6 +75,8 @@ def test_equal_contents_are_equal_bytes(tmp_path: Path) -> None:
         (("files", ".."), {"sha256": "", "bytes": 1}, "'..' is not a plain file name"),
         (("files", "/etc/passwd"), {"sha256": "", "bytes": 1}, "is not a plain file name"),
         (("files", "a\0b"), {"sha256": "", "bytes": 1}, "is not a plain file name"),
+        (("files", "a\x1b[2Jb"), {"sha256": "", "bytes": 1}, "is not a plain file name"),
+        (("files", "a\nok b"), {"sha256": "", "bytes": 1}, "is not a plain file name"),
         (("files", "x" * 300), {"sha256": "", "bytes": 1}, "is missing from the bundle"),
         (("files", "absent"), {"sha256": "", "bytes": 1}, "absent: is missing from the bundle"),
         (("files", "llm.mnn"), 64, "files.llm.mnn must give sha256 and bytes"),

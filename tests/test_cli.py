@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from mnnsmith.cli.main import _report_bug
 from mnnsmith.conversion.convert import convert
 from mnnsmith.selftest import write_tiny_checkpoint
 from mnnsmith.version import __version__
@@ -126,6 +128,39 @@ def test_verbose_shows_the_traceback_wherever_it_stands() -> None:
         assert "Traceback" in found.stderr.decode()
 
 
+def test_verbose_shows_our_log_alone() -> None:
+    """Other packages write hosts and more of their requests into theirs."""
+    code = (
+        "import logging, sys; from mnnsmith import api; from mnnsmith.inspection.check import"
+        " CheckReport; "
+        "log = lambda *a, **k: (logging.getLogger('httpx').info('GET secret.example'),"
+        " logging.getLogger('mnnsmith.x').info('ours'), CheckReport('/', ()))[-1]; "
+        "api.check = log; sys.argv = ['mnnsmith', 'check', '/', *sys.argv[1:]]; "
+        "from mnnsmith.cli.main import main; main()"
+    )
+    for arguments, expected in ((["-v"], True), ([], False)):
+        found = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True)
+        assert found.returncode == 0
+        assert (b"mnnsmith.x: ours" in found.stderr) == expected
+        assert b"secret" not in found.stderr
+
+
+@pytest.mark.parametrize("message", ["broken \x1b]0;title\x07", "two\nlines"])
+def test_a_bugs_message_does_not_steer_the_terminal(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Screen()
+    monkeypatch.setattr(sys, "stderr", shown)
+    _report_bug(ValueError(message), verbose=True)
+    assert "\x1b" not in shown.getvalue() and "\x07" not in shown.getvalue()
+    assert shown.getvalue().count("\n") == shown.getvalue().count("NoneType: None\n") + 1
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_bug_leaves_its_traceback_in_a_file(tmp_path: Path) -> None:
     code = (
         "import sys; from mnnsmith import api; "
@@ -183,6 +218,18 @@ def test_convert_inspect_check_run(checkpoint: Path, tmp_path: Path) -> None:
     broken = mnnsmith("check", target)
     assert broken.returncode == 6
     assert b"FAIL llm.mnn.weight is unchanged" in broken.stdout and b"1 of" in broken.stderr
+
+
+@engine
+def test_check_shows_hostile_names_as_text(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    (copy / "x\x1b[2J\nok   everything: fine").write_text("")
+    with Terminal("check", copy) as terminal:
+        terminal.wait_for("checks failed")
+        assert terminal.process.wait(30) == 6
+    assert b"\x1b[2J" not in terminal.seen and b"\nok   everything" not in terminal.seen
+    assert b"\\x1b[2J" in terminal.seen
 
 
 @engine

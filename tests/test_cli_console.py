@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -34,6 +35,31 @@ def test_a_terminal_is_not_steered_by_what_it_shows() -> None:
     hostile = "a\x1b]0;title\x07\r\x9b2Jb\tc\n"
     assert console.clean(hostile, Terminal()) == "a\ufffd]0;title\ufffd\ufffd\ufffd2Jb\tc\n"
     assert console.clean(hostile, io.StringIO()) == hostile
+
+
+@pytest.mark.parametrize(
+    ("name", "show"), [("stdout", console.say), ("stderr", console.note), ("stdout", None)]
+)
+def test_lines_are_cleaned_on_a_terminal(
+    name: str, show: Callable[[str], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(stream: io.StringIO) -> str:
+        monkeypatch.setattr(sys, name, stream)
+        if show is None:
+            console.say("a\x1b[2Jb\x9bc", console.Style(stream).red)
+        else:
+            show("a\x1b[2Jb\x9bc")
+        return stream.getvalue()
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(Terminal()) == "a\ufffd[2Jb\ufffdc\n"
+    assert shown(io.StringIO()) == "a\x1b[2Jb\x9bc\n", "a file gets what is there"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = shown(Terminal())
+    assert "a\ufffd[2Jb\ufffdc" in coloured
+    assert coloured.startswith("\x1b[") == (show is not console.say)
+    assert coloured.endswith("\x1b[0m\n") == (show is not console.say)
 
 
 def test_an_error_shows_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:

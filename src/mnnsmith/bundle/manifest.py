@@ -93,8 +93,8 @@ def _check_model(path: Path, model: Mapping[str, Any]) -> None:
 
 
 def _file(path: Path, name: str, value: Any) -> tuple[str, int]:
-    # A name from an untrusted file must not lead out of the bundle.
-    if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+    # A name from an untrusted file must not lead out of the bundle, nor steer a terminal.
+    if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
         raise BundleError(f"{path}: {name!r:.80} is not a plain file name.")
     if (
         not isinstance(value, dict)

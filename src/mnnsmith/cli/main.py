@@ -13,7 +13,7 @@ import typer
 
 from mnnsmith.cli.chat import chat
 from mnnsmith.cli.check import check
-from mnnsmith.cli.console import say, show_error
+from mnnsmith.cli.console import clean, say, show_error
 from mnnsmith.cli.convert import convert
 from mnnsmith.cli.demo import demo
 from mnnsmith.cli.doctor import doctor
@@ -65,8 +65,12 @@ def _common(version: Version = False) -> None:
 def _log_to_stderr() -> None:
     import logging
 
-    form = "%(relativeCreated)7d ms %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(relativeCreated)7d ms %(name)s: %(message)s"))
+    # Only our own: other packages write hosts and tokens of their requests.
+    log = logging.getLogger("mnnsmith")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def _exits(verb: Callable[..., None]) -> Callable[..., None]:
@@ -110,7 +114,7 @@ def _show_traceback() -> None:
 
 def _report_bug(error: Exception, verbose: bool) -> None:
     """One line for the user; the traceback on stderr with -v, else in a file."""
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    what = clean(f"{type(error).__name__}: {error}".splitlines()[0], sys.stderr)
     if verbose:
         _show_traceback()
         sys.stderr.write(f"error: this is a bug in mnnsmith: {what}\n")

@@ -59,6 +59,9 @@ def _finding(name: str, test: Callable[..., str], *arguments: Any) -> Finding:
         return Finding(name, True, test(*arguments))
     except MnnsmithError as error:
         return Finding(name, False, error.message)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return Finding(name, False, f"{where}cannot be read: {error.strerror or error}")
 
 
 def _names(bundle: Bundle) -> list[str]:
@@ -77,7 +80,9 @@ def _strangers(bundle: Bundle) -> str:
     known = {*bundle.manifest.files, MANIFEST}
     others = sorted(p.name for p in bundle.path.iterdir() if p.name not in known)
     if others:
-        raise BundleError(f"not in the manifest: {', '.join(others[:8])}")
+        # As Python writes them: anybody may have put them there.
+        shown = (name if name.isprintable() else ascii(name) for name in others[:8])
+        raise BundleError(f"not in the manifest: {', '.join(shown)}")
     return f"{len(known)} files"
 
 
@@ -89,8 +94,8 @@ def _tokenizer(bundle: Bundle) -> str:
 def _graph(bundle: Bundle) -> str:
     """Every operator's weights lie inside the weight file, and no two overlap."""
     size = (bundle.path / WEIGHT_FILE).stat().st_size
+    operators = _operators(mnn_to_graph_json(bundle.path / MODEL_FILE))
     spans = []
-    operators = mnn_to_graph_json(bundle.path / MODEL_FILE)["oplists"]
     for operator in operators:
         main = operator.get("main") if isinstance(operator, dict) else None
         external = main.get("external") if isinstance(main, dict) else None
@@ -108,6 +113,18 @@ def _graph(bundle: Bundle) -> str:
         end, last = stop, name
     _check_embedding(bundle, size)
     return f"{len(operators)} operators, {len(spans)} with weights"
+
+
+def _operators(graph: dict[str, Any]) -> list[Any]:
+    """Those of the main graph, then those of the experts, each of which is a graph of its own."""
+    operators = list(graph["oplists"])
+    parts = graph.get("subgraphs", [])
+    for part in parts if isinstance(parts, list) else [parts]:
+        nodes = part.get("nodes") if isinstance(part, dict) else None
+        if not isinstance(nodes, list):
+            raise BundleError(f"{MODEL_FILE}: a sub-graph has no list of operators")
+        operators += nodes
+    return operators
 
 
 def _check_embedding(bundle: Bundle, size: int) -> None:
