@@ -30,48 +30,13 @@ HELP = """\
 Ctrl-C ends an answer. A line that ends in \\ goes on in the next one."""
 
 
-def chat(
-    directory: o.BundleDir,
-    system: o.System = None,
-    max_tokens: o.MaxTokens = None,
-    stop: o.Stop = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    seed: o.Seed = None,
-    template_var: o.TemplateVar = None,
-    allow_special: o.AllowSpecial = False,
-    threads: o.Threads = None,
-    memory: o.Memory = None,
-    precision: o.Precision = None,
-) -> None:
+@o.with_session_options
+def chat(directory: o.BundleDir, options: o.SessionOptions) -> None:
     """Talk to a bundle; /help lists the commands.
 
     With standard input from a pipe each line is a message, and the answers go to stdout.
     """
-    variables = o.template_variables(template_var)
-    if system is not None:
-        check_argument(system, "--system")
-    from mnnsmith.bundle import open_bundle
-
-    bundle = open_bundle(directory)
-    answer_options = o.answer_options(
-        bundle,
-        max_tokens=max_tokens,
-        stop=stop,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
+    bundle, settings = o.session_settings(directory, options)
     if bundle.chat_template is None:
         raise TemplateError(
             f"{directory}: this model has no chat template, so it cannot hold a dialogue.",
@@ -80,16 +45,7 @@ def chat(
     from mnnsmith.session import open_session
 
     interactive = is_terminal(sys.stdin)
-    with open_session(
-        bundle,
-        system=system,
-        options=answer_options,
-        variables=variables,
-        allow_special=allow_special,
-        threads=threads,
-        memory=memory,
-        precision=precision,
-    ) as session:
+    with open_session(bundle, **settings) as session:
         if interactive:
             note(f"{directory}: {bundle.max_context} tokens of context. /help lists the commands.")
             # Line editing and history for input(), where Python has it.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -14,7 +17,6 @@ from mnnsmith.errors import UsageError
 
 if TYPE_CHECKING:
     from mnnsmith.bundle import Bundle
-    from mnnsmith.session import AnswerOptions
 
 BundleDir = Annotated[
     Path, typer.Argument(metavar="DIR", help="A bundle: the folder that `convert` wrote.")
@@ -108,26 +110,86 @@ AllowSpecial = Annotated[
 ]
 
 
-def answer_options(
-    bundle: Bundle,
-    *,
-    max_tokens: int | None,
-    stop: Sequence[str] | None,
-    **sampling: float | None,
-) -> AnswerOptions:
-    """The bundle's sampling defaults with the given options in their place.
+@dataclass(frozen=True)
+class SessionOptions:
+    """The options of a command that talks to a bundle; each field becomes one of them."""
 
-    Raises UsageError for a value out of its range.
+    system: System = None
+    max_tokens: MaxTokens = None
+    stop: Stop = None
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    seed: Seed = None
+    template_var: TemplateVar = None
+    allow_special: AllowSpecial = False
+    threads: Threads = None
+    memory: Memory = None
+    precision: Precision = None
+
+
+def with_session_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with the fields of its parameter `options`, a `SessionOptions`, in its place."""
+    plain = signature(verb, eval_str=True)
+    hints = get_type_hints(SessionOptions, include_extras=True)
+    names = [field.name for field in fields(SessionOptions)]
+    own = [found for found in plain.parameters.values() if found.name != "options"]
+    added = [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(SessionOptions)
+    ]
+
+    @functools.wraps(verb)
+    def call(*arguments: Any, **given: Any) -> None:
+        options = SessionOptions(**{name: given.pop(name) for name in names})
+        verb(*arguments, options=options, **given)
+
+    call.__signature__ = plain.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    return call
+
+
+def session_settings(directory: Path, options: SessionOptions) -> tuple[Bundle, dict[str, Any]]:
+    """The opened bundle, and the keywords that `open_session` takes for these options.
+
+    Sampling options that were not given are the bundle's own.  Nothing is loaded yet.  Raises
+    UsageError for a value out of its range, BundleError for what is no bundle.
     """
+    variables = template_variables(options.template_var)
+    if options.system is not None:
+        check_argument(options.system, "--system")
+    from mnnsmith.bundle import open_bundle
     from mnnsmith.engine import SamplingOptions
     from mnnsmith.session import AnswerOptions, sampling_defaults
 
-    given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
-    return AnswerOptions(
-        sampling=SamplingOptions(**{**sampling_defaults(bundle), **given}),
-        max_tokens=max_tokens,
-        stop=tuple(check_argument(text, "--stop") for text in stop or ()),
+    bundle = open_bundle(directory)
+    sampling = sampling_defaults(bundle)
+    for name in SamplingOptions.__dataclass_fields__:
+        value = getattr(options, name)
+        if value is not None:
+            sampling[name] = value
+    answer = AnswerOptions(
+        sampling=SamplingOptions(**sampling),
+        max_tokens=options.max_tokens,
+        stop=tuple(check_argument(text, "--stop") for text in options.stop or ()),
     )
+    return bundle, {
+        "system": options.system,
+        "options": answer,
+        "variables": variables,
+        "allow_special": options.allow_special,
+        "threads": options.threads,
+        "memory": options.memory,
+        "precision": options.precision,
+    }
 
 
 def template_variables(pairs: Sequence[str] | None) -> dict[str, Any]:

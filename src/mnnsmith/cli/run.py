@@ -24,67 +24,26 @@ Raw = Annotated[
 ]
 
 
+@o.with_session_options
 def run(
     directory: o.BundleDir,
+    options: o.SessionOptions,
     prompt: Prompt = None,
-    system: o.System = None,
     raw: Raw = False,
     json_output: o.Json = False,
-    max_tokens: o.MaxTokens = None,
-    stop: o.Stop = None,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    presence_penalty: o.PresencePenalty = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    seed: o.Seed = None,
-    template_var: o.TemplateVar = None,
-    allow_special: o.AllowSpecial = False,
-    threads: o.Threads = None,
-    memory: o.Memory = None,
-    precision: o.Precision = None,
 ) -> None:
     """Ask a bundle once; the answer streams to stdout.
 
     On a terminal reasoning is shown dimmed; elsewhere stdout gets the answer only.
     """
-    if raw and (system is not None or template_var):
+    if raw and (options.system is not None or options.template_var):
         raise UsageError("--raw uses no chat template, so --system and --template-var do nothing.")
-    variables = o.template_variables(template_var)
-    if system is not None:
-        check_argument(system, "--system")
-    from mnnsmith.bundle import open_bundle
-
-    bundle = open_bundle(directory)
-    answer_options = o.answer_options(
-        bundle,
-        max_tokens=max_tokens,
-        stop=stop,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
+    bundle, settings = o.session_settings(directory, options)
     text = _prompt_text(prompt)
     from mnnsmith.session import open_session
 
     began = time.monotonic()
-    with open_session(
-        bundle,
-        system=system,
-        options=answer_options,
-        variables=variables,
-        allow_special=allow_special,
-        threads=threads,
-        memory=memory,
-        precision=precision,
-    ) as session:
+    with open_session(bundle, **settings) as session:
         load_s = time.monotonic() - began
         if raw:
             reply = session.complete(text)
