@@ -45,7 +45,7 @@ class TokenRun(Protocol):
     def close(self) -> None: ...
 
 
-class LanguageModel(Protocol):
+class TextModel(Protocol):
     """What is asked of an engine here; `engine.Engine` is one."""
 
     context_limit: int
@@ -125,7 +125,7 @@ class Reply(Iterator[TextPiece]):
 
     def __init__(
         self,
-        engine: LanguageModel,
+        engine: TextModel,
         tokenizer: TextTokenizer,
         ids: Sequence[int],
         options: AnswerOptions,
@@ -198,7 +198,7 @@ class Reply(Iterator[TextPiece]):
         )
 
 
-def _keep_common(engine: LanguageModel, ids: Sequence[int]) -> int:
+def _keep_common(engine: TextModel, ids: Sequence[int]) -> int:
     """Take the engine's cache back to what it has in common with `ids`; gives that length.
 
     At least one token is left to feed, for the logits to come from.
@@ -230,7 +230,7 @@ class ChatSession:
 
     def __init__(
         self,
-        engine: LanguageModel,
+        engine: TextModel,
         tokenizer: TextTokenizer,
         template: ChatTemplate | None,
         *,
