@@ -41,14 +41,26 @@ else:
 """
 
 
-def ask(url: str, home: Path, model: str = "org/tiny", **options: Any) -> dict[str, Any]:
-    """`prepare` in a process that knows no hub but the stand-in."""
+def only(url: str, home: Path) -> dict[str, str]:
+    """An environment that knows no hub but the stand-in."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    environment |= {
+    return environment | {
         "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1",
-        **options.pop("environment", {}),
     }  # fmt: skip
+
+
+def _run(url: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of ours, with that hub."""
+    return subprocess.run(
+        [sys.executable, "-m", "mnnsmith.cli", *words],
+        capture_output=True, text=True, timeout=100, env=only(url, home), cwd=home.parent,
+    )  # fmt: skip
+
+
+def ask(url: str, home: Path, model: str = "org/tiny", **options: Any) -> dict[str, Any]:
+    """`prepare` with the weights, in a process of its own."""
+    environment = only(url, home) | options.pop("environment", {})
     options.setdefault("recipe", "fp16")
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, json.dumps({"model": model, **options})],
@@ -75,6 +87,10 @@ def folder(tmp_path: Path) -> Path:
 
 def no_weights(hub: Hub) -> bool:
     return not any(".safetensors" in request for request in hub.asked)
+
+
+def only_small(hub: Hub) -> bool:
+    return not any(name.endswith((".safetensors", ".bin", ".gguf")) for name, _ in hub.downloads)
 
 
 def test_only_what_is_needed_is_fetched_and_the_cache_then_serves(
@@ -194,3 +210,54 @@ def test_refused_before_the_weights_are_fetched(folder: Path, tmp_path: Path, ki
         answer = ask(hub.url, tmp_path / "home")
         assert no_weights(hub), hub.asked
     assert "error" in answer and all(part in answer["message"] for part in parts), answer
+
+
+def test_a_dry_run_fetches_no_weights(folder: Path, tmp_path: Path) -> None:
+    with serve(folder) as hub:
+        found = _run(hub.url, tmp_path / "home", "convert", "org/tiny", "--dry-run", "--json")
+        assert only_small(hub), hub.downloads
+    value = json.loads(found.stdout)
+    assert value["recipe"] == "w4g64-head8" and value["parameters"] > 0
+    assert any("not fetched yet" in note for note in value["notes"])
+
+
+@pytest.mark.parametrize("problem", ["recipe", "config", "tokenizer", "sampling"])
+def test_what_the_small_files_tell_is_judged_first(
+    folder: Path, tmp_path: Path, problem: str
+) -> None:
+    options: dict[str, Any] = {}
+    part = {"recipe": "does not divide", "config": "max_position_embeddings",
+            "tokenizer": "The id 999", "sampling": "top_p"}[problem]  # fmt: skip
+    if problem == "recipe":
+        options["recipe"] = "w4g256"
+    elif problem == "config":
+        config = tiny.make_config(max_position_embeddings=-1)
+        tiny.write_json(folder / "config.json", config)
+    elif problem == "tokenizer":
+        tiny.write_json(folder / "generation_config.json", {"eos_token_id": [1, 999]})
+    else:
+        tiny.write_json(folder / "generation_config.json", {"do_sample": True, "top_p": 0})
+    with serve(folder) as hub:
+        answer = ask(hub.url, tmp_path / "home", **options)
+        assert only_small(hub), hub.downloads
+    assert part in answer["message"], answer
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("pytorch_model.bin", "the weights are pickled (pytorch_model.bin)"),
+        ("model-Q4_0.gguf", "holds GGUF files, no safetensors (model-Q4_0.gguf)"),
+    ],
+)
+def test_a_repository_without_safetensors(tmp_path: Path, name: str, part: str) -> None:
+    folder = tmp_path / "repository"
+    tiny.write_checkpoint(folder)
+    (folder / "model.safetensors").rename(folder / name)
+    (folder / "training_args.bin").write_bytes(b"x")
+    with serve(folder) as hub:
+        answer = ask(hub.url, tmp_path / "home")
+        assert only_small(hub), hub.downloads
+        found = _run(hub.url, tmp_path / "home", "inspect", "org/tiny", "--json")
+    assert answer["error"] == "UnsupportedError" and part in answer["message"], answer
+    assert found.returncode == 0 and part in json.loads(found.stdout)["unsupported"]

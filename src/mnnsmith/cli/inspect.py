@@ -50,9 +50,12 @@ def inspect(
 
 def _show_model(found: Inspection) -> None:
     dtypes = ", ".join(f"{count} x {dtype}" for dtype, count in found.source_dtypes.items())
-    say(clean(f"{found.origin}: {found.model_type} ({found.format}; {dtypes})", sys.stdout))
+    kind = "; ".join(part for part in (found.format, dtypes) if part)
+    say(clean(f"{found.origin}: {found.model_type} ({kind})", sys.stdout))
     if found.unsupported is not None:
         say(clean(f"not supported: {found.unsupported}", sys.stdout))
+        if stated := _stated(found):
+            say(table(stated))
         return
     say("supported")
     window = f", sliding window {found.sliding_window}" if found.sliding_window else ""
@@ -100,6 +103,15 @@ def _show_model(found: Inspection) -> None:
     _show_mapped(found)
     for text in found.notes:
         say(clean(f"note: {text}", sys.stdout))
+
+
+def _stated(found: Inspection) -> list[tuple[str, str]]:
+    """What the config of an unsupported model says."""
+    rows = [
+        ("layers", found.layers), ("width", found.hidden_size), ("heads", found.heads),
+        ("vocabulary", found.vocab_size), ("context", found.max_context),
+    ]  # fmt: skip
+    return [(name, str(value)) for name, value in rows if value]
 
 
 def _active(found: Inspection) -> list[tuple[str, str]]:

@@ -8,18 +8,21 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mnnsmith.conversion.account import check_tensors
 from mnnsmith.conversion.activity import Activity, Experts, activity
 from mnnsmith.conversion.plan import Plan, make_plan
 from mnnsmith.conversion.planned import planned_tensors
+from mnnsmith.conversion.prepare import NOT_FETCHED
+from mnnsmith.conversion.prove import LOAD_LIMIT_BYTES
 from mnnsmith.errors import RecipeError, UnsupportedError
 from mnnsmith.graph.weights import ConstantSlot, MatrixSlot
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
-from mnnsmith.models.registry import build_language_model
+from mnnsmith.models.registry import build_language_model, require_supported
 from mnnsmith.quant.recipe import KEEP, parse_recipe_name
-from mnnsmith.sources.checkpoint import Checkpoint
+from mnnsmith.sources.checkpoint import Checkpoint, read_model_type
 from mnnsmith.sources.open import open_checkpoint
 
 RECIPES = ("fp16", "w8g128", "w8g64", "w8g32", "w4g128", "w4g64-head8", "w4g64", "w4g32")
@@ -28,6 +31,8 @@ RECIPES = ("fp16", "w8g128", "w8g64", "w8g32", "w4g128", "w4g64-head8", "w4g64",
 _CONVERT_BASE_BYTES = 60_000_000
 _CONVERT_THREAD_BYTES = 20_000_000
 _ENGINE_BASE_BYTES = 60_000_000
+# The same where it also renders templates and computes some tokens, at the end of a conversion.
+_PROOF_BASE_BYTES = 80_000_000
 # The context for which memory is told.
 _CONTEXT_TOKENS = 2048
 # The experts that this many tokens choose are called the typical working set.
@@ -82,10 +87,11 @@ class RecipeSummary:
 class Inspection:
     """A model before conversion.
 
-    unsupported: why it cannot be converted, or None.  Where it is set and the architecture is
-    unknown, the fields that need the graph are empty or 0.
+    unsupported: why it cannot be converted, or None.  Where it is set, the fields that need the
+    graph are empty or 0, and the others as the config states them (0 where it does not).
     kv_bytes_per_token: at fp16, as phones hold it; double on x86.
-    convert_bytes: estimated peak memory of a conversion, whatever the recipe.
+    convert_bytes: estimated peak memory of a conversion, whatever the recipe, with the engine that
+    the result is loaded in at its end.
     active_parameters: those that one token uses; an embedding counts as one row.
     experts: of a mixture of experts, else None.
     """
@@ -119,17 +125,28 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
 
     Raises `SourceError` for damaged sources; an unsupported model is an answer, not an error.
     """
-    checkpoint = open_checkpoint(model, revision=revision, offline=offline, weights=False)
+    seen: dict[str, Any] = {}
+
+    def accept(config: Mapping[str, Any]) -> None:
+        seen.update(config)
+        require_supported(read_model_type(config, str(model)), str(model))
+
+    try:
+        checkpoint = open_checkpoint(
+            model, revision=revision, offline=offline, weights=False, accept=accept
+        )
+    except UnsupportedError as error:
+        return _unsupported(str(model), seen, error)
     dtypes = dict(Counter(t.dtype for t in checkpoint.tensors.values()).most_common())
     try:
         built, unread = build_language_model(
             checkpoint.model_type, checkpoint.config, checkpoint.origin, ContextLimits()
         )
     except UnsupportedError as error:
-        return Inspection(
-            checkpoint.origin, checkpoint.format, checkpoint.model_type, error.message, dtypes,
-            notes=checkpoint.notes,
-        )  # fmt: skip
+        found = _unsupported(checkpoint.origin, checkpoint.config, error)
+        return replace(
+            found, format=checkpoint.format, source_dtypes=dtypes, notes=checkpoint.notes
+        )
     notes = (*checkpoint.notes, *built.notes)
     if checkpoint.tensors:
         notes = (*notes, *check_tensors(built, checkpoint))
@@ -137,12 +154,13 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
         dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
         checkpoint = replace(checkpoint, tensors=planned_tensors(built, dtype))
         dtypes = dict(Counter(t.dtype for t in checkpoint.tensors.values()))
-        notes = (*notes, "told from config.json alone; the weights are not fetched yet")
+        notes = (*notes, NOT_FETCHED)
     if unread:
         notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
     roles = _roles(built, checkpoint)
     shape = built.attention
     names = (*RECIPES, KEEP) if checkpoint.format == "gguf" else RECIPES
+    recipes = [_recipe(name, built, checkpoint) for name in names]
     # What is active does not depend on how it is stored.
     used = activity(built, make_plan(built, checkpoint, parse_recipe_name("fp16")))
     return Inspection(
@@ -154,10 +172,31 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
         vocab_size=built.head.rows, max_context=built.max_context,
         sliding_window=built.sliding_window, tied=built.tied,
         kv_bytes_per_token=built.kv_bytes_per_token(2),
-        convert_bytes=_CONVERT_BASE_BYTES + _CONVERT_THREAD_BYTES * (os.cpu_count() or 1),
-        recipes=tuple(_recipe(name, built, checkpoint) for name in names),
+        convert_bytes=_CONVERT_BASE_BYTES + _CONVERT_THREAD_BYTES * (os.cpu_count() or 1)
+        + _PROOF_BASE_BYTES + max(held for _, held in recipes),
+        recipes=tuple(summary for summary, _ in recipes),
         notes=notes,
         active_parameters=used.parameters, experts=used.experts,
+    )  # fmt: skip
+
+
+def _unsupported(origin: str, config: Mapping[str, Any], error: UnsupportedError) -> Inspection:
+    """The answer for a model that cannot be converted, with what its config says plainly."""
+
+    def number(*names: str) -> int:
+        found = (config.get(name) for name in names)
+        return next((value for value in found if type(value) is int and value > 0), 0)
+
+    heads = number("num_attention_heads")
+    hidden = number("hidden_size")
+    name = config.get("model_type")
+    return Inspection(
+        origin, "gguf" if origin.lower().endswith(".gguf") else "safetensors",
+        name if isinstance(name, str) else "unknown", error.message, {},
+        layers=number("num_hidden_layers"), hidden_size=hidden, heads=heads,
+        kv_heads=number("num_key_value_heads", "num_attention_heads"),
+        head_dim=number("head_dim") or (hidden // heads if heads else 0),
+        vocab_size=number("vocab_size"), max_context=number("max_position_embeddings"),
     )  # fmt: skip
 
 
@@ -167,21 +206,24 @@ def run_bytes(plan_bytes: int, kv_bytes_per_token: int, max_context: int) -> int
     return plan_bytes + cache + _ENGINE_BASE_BYTES
 
 
-def _recipe(name: str, model: LanguageModel, checkpoint: Checkpoint) -> RecipeSummary:
+def _recipe(name: str, model: LanguageModel, checkpoint: Checkpoint) -> tuple[RecipeSummary, int]:
+    """A recipe, and the bytes that the engine holds as a conversion loads its result (or not)."""
     try:
         plan = make_plan(model, checkpoint, parse_recipe_name(name))
     except RecipeError as error:
         problem = error.message.removeprefix(f"Recipe {name}: {name} does not fit ")
-        return RecipeSummary(name, 0, 0.0, 0, problem)
+        return RecipeSummary(name, 0, 0.0, 0, problem), 0
     used = activity(model, plan)
     rest = run_bytes(0, model.kv_bytes_per_token(2), model.max_context) + used.module_bytes
     needed = rest + plan.weight_bytes
     if used.experts is not None:
         needed = rest + used.held_bytes + used.expert_bytes
-    return RecipeSummary(
+    held = used.held_bytes + used.expert_bytes + used.module_bytes
+    summary = RecipeSummary(
         name, plan.weight_bytes, _bits_per_weight(plan), needed, None, used.read_bytes,
         _mapped(used, rest) if plan.all_integer else None,
     )  # fmt: skip
+    return summary, held if plan.weight_bytes <= LOAD_LIMIT_BYTES else 0
 
 
 def _mapped(used: Activity, rest: int) -> MappedMemory | None:

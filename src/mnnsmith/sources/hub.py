@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnnsmith.errors import MissingResourceError, SourceError
+from mnnsmith.errors import MissingResourceError, SourceError, UnsupportedError
 
 _SMALL_FILES = (
     "config.json",
@@ -22,6 +24,9 @@ _SMALL_FILES = (
 )
 # Not *.safetensors: some repositories hold the weights a second time under another name.
 _WEIGHT_FILES = ("model.safetensors", "model-*-of-*.safetensors")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+# Small files of a trainer, which say nothing about the weights.
+_NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "adapter_model.bin")
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,17 @@ def fetch(repository: str, *, revision: str | None, offline: bool, weights: bool
 
     Respects the hub's environment (HF_HOME, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT).  A download
     that was cut off goes on where it stopped.
+
+    Raises `UnsupportedError` for a repository without safetensors, naming what it has, before
+    anything is fetched; `SourceError` and `MissingResourceError` for what the hub refuses.
     """
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     local_only = offline or bool(constants.HF_HUB_OFFLINE)
     patterns = [*_SMALL_FILES, *(_WEIGHT_FILES if weights else ())]
     try:
+        if not (local_only or weights):
+            _check_files(repository, HfApi().list_repo_files(repository, revision=revision))
         folder = snapshot_download(
             repository, revision=revision, allow_patterns=patterns, local_files_only=local_only
         )
@@ -71,6 +81,33 @@ def fetch(repository: str, *, revision: str | None, offline: bool, weights: bool
         raise _unreachable(repository, error) from error
     path = Path(folder)
     return Fetched(path, path.name)
+
+
+def _check_files(repository: str, names: Sequence[str]) -> None:
+    """Refuse a repository whose weights are in no form that we read, by the names of its files.
+
+    An adapter, or one that is no model at all, is told by its small files.
+    """
+    if any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in _WEIGHT_FILES):
+        return
+    pickles = sorted(
+        name
+        for name in names
+        if "/" not in name and name.endswith(_PICKLED) and name not in _NO_WEIGHTS
+    )
+    if pickles:
+        raise UnsupportedError(
+            f"{repository}: the weights are pickled ({pickles[0]}); loading a pickle runs code in "
+            "it.",
+            "Take a revision with safetensors (often `refs/pr/N`), or resave the model with "
+            "`model.save_pretrained(folder, safe_serialization=True)`.",
+        )
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    if ggufs:
+        raise UnsupportedError(
+            f"{repository}: holds GGUF files, no safetensors ({ggufs[0]}).",
+            f"Fetch the one to convert (`hf download {repository} {ggufs[0]}`) and give its path.",
+        )
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
