@@ -27,7 +27,8 @@ LISTS_LIMIT_BYTES = 16 << 20
 def required_weight_bytes(graph: bytes) -> int:
     """The least size of the weight file of the `.mnn` file `graph`.
 
-    Raises EngineError when it is not a whole flatbuffer, or has millions of operators.
+    Raises EngineError when it is not a whole flatbuffer, has millions of operators, or one whose
+    weights lie in another file (while a graph is converted they may, in a finished one never).
     """
     reader = _Reader(graph)
     try:
@@ -48,7 +49,9 @@ def _operator_end(reader: _Reader, operator: int) -> int:
     kind = reader.field(operator, OPERATOR_MAIN_TYPE)
     main = reader.field(operator, OPERATOR_MAIN)
     elsewhere = reader.field(operator, OPERATOR_EXTERNAL_PATH)
-    if kind is None or main is None or elsewhere is not None:
+    if elsewhere is not None:
+        raise EngineError("the graph file is damaged: an operator reads a file outside the bundle.")
+    if kind is None or main is None:
         return 0
     external_field = EXTERNAL_FIELDS.get(reader.read("<B", kind))
     if external_field is None:
