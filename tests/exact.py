@@ -96,6 +96,20 @@ def check_all(bundle: Path, pair: Pair, prompts: Sequence[int]) -> None:
         check_greedy(engine, pair)
 
 
+def check_long(bundle: Path, pair: Pair) -> None:
+    """A text that goes beyond position 4096, as a prompt and decoded across it."""
+    ids = prompt(4200)
+    expected = pair.logits(ids)
+    with Engine(bundle, memory="high", precision="high") as engine:
+        logits = engine.forward(ids, all_positions=True)
+        assert_same(logits[:4096], expected[:4096], "prompt, first 4096")
+        assert_same(logits[4096:], expected[4096:], "prompt, beyond")
+        engine.reset()
+        engine.forward(ids[:4090])
+        for i in range(4090, 4104):
+            assert_same(engine.forward([ids[i]]), expected[i], f"decode step {i}")
+
+
 def check_greedy(engine: Engine, pair: Pair) -> None:
     """Free greedy text is the reference's."""
     import torch

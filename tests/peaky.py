@@ -6,6 +6,7 @@ shows in their logits.  Here q and k are scaled until attention picks single tok
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,17 @@ _BASE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration; `factor` scales q and k (in the gain where a model normalizes them)."""
+    """One configuration; `factor` scales q and k (in the gain where a model normalizes them).
+
+    hub: keys that replace those of the saved config.json; None takes one away.  transformers saves
+    its newest spelling, and the checkpoints that people have were saved by older versions.
+    """
 
     name: str
     config_class: str
     fields: dict[str, Any] = field(default_factory=dict)
     factor: float = 6.5
+    hub: dict[str, Any] = field(default_factory=dict)
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -51,6 +57,46 @@ _LONGROPE = {
         long_factor=[2.0 + i for i in range(12)], original_max_position_embeddings=2048,
         partial_rotary_factor=0.75,
     ),
+}  # fmt: skip
+# Older spellings, as in published checkpoints.
+_LLAMA3_HUB = {
+    "rope_parameters": None, "rope_theta": 500000.0, "pretraining_tp": 1,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 64, "rope_type": "llama3"},
+}  # fmt: skip
+_LINEAR_HUB = {
+    "rope_parameters": None, "rope_theta": 20000.0,
+    "rope_scaling": {"type": "linear", "factor": 4.0},
+}  # fmt: skip
+_YARN_HUB = {
+    "rope_parameters": None, "rope_theta": 1000000.0, "use_sliding_window": False,
+    "rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256,
+                     "attention_factor": 1.3, "truncate": False},
+}  # fmt: skip
+_DEEPSEEK_YARN_HUB = {
+    "rope_parameters": None, "rope_theta": 10000,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
+                     "mscale_all_dim": 0.8, "original_max_position_embeddings": 64,
+                     "type": "yarn"},
+}  # fmt: skip
+_LONGROPE_HUB = {
+    "rope_parameters": None, "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 2048,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0 + 0.05 * i for i in range(12)],
+                     "long_factor": [2.0 + i for i in range(12)]},
+}  # fmt: skip
+_GEMMA_HUB = {
+    "rope_parameters": None, "layer_types": None, "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0, "sliding_window_pattern": 3,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}  # fmt: skip
+_GEMMA_LINEAR = {"rope_parameters": {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}}  # fmt: skip
+_SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "num_hidden_layers": 2, "max_position_embeddings": 8192,
 }  # fmt: skip
 _GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"]
 
@@ -99,6 +145,30 @@ MIXTURES = {
             {**_EXPERTS, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 2},
         ),
         Case("mixtral", "MixtralConfig", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+        Case(
+            "mixtral-hub",
+            "MixtralConfig",
+            {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 40},
+            # Without a base: it is the family's own.
+            hub={"rope_parameters": None, "num_experts": None, "num_local_experts": 6},
+        ),
+        Case(
+            "qwen3_moe-hub",
+            "Qwen3MoeConfig",
+            {"head_dim": 32, **_EXPERTS, "norm_topk_prob": True},
+            2.8,
+            {
+                "rope_parameters": None,
+                "rope_theta": 1000000.0,
+                "rope_scaling": None,
+                "num_local_experts": None,
+                "num_experts": 8,
+                "max_window_layers": 3,
+                "use_sliding_window": False,
+                "sliding_window": 24,
+            },
+        ),
+        Case("deepseek_v3-hub", "DeepseekV3Config", _V3_GROUPED, 7.0, _DEEPSEEK_YARN_HUB),
     )
 }
 
@@ -124,8 +194,34 @@ CASES = {
         Case("gemma3_text", "Gemma3TextConfig", {
             "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 32,
             "layer_types": _GEMMA_LAYERS}, 2.8),
+        Case("gemma3_text-linear", "Gemma3TextConfig", {
+            "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 32,
+            "layer_types": _GEMMA_LAYERS, **_GEMMA_LINEAR}, 2.8),
+        Case("qwen3-bias", "Qwen3Config", {"head_dim": 32, "attention_bias": True}, 2.8),
+        Case("qwen3-window", "Qwen3Config", {
+            "head_dim": 32, "use_sliding_window": True, "sliding_window": 24,
+            "max_window_layers": 1}, 2.8),
+        Case("llama-linear-hub", "LlamaConfig", hub=_LINEAR_HUB),
+        Case("llama-llama3-hub", "LlamaConfig", hub=_LLAMA3_HUB),
+        Case("qwen2-yarn-hub", "Qwen2Config", hub=_YARN_HUB),
+        Case("phi3-longrope-hub", "Phi3Config", {"max_position_embeddings": 4096},
+             hub=_LONGROPE_HUB),
+        Case("gemma3_text-hub", "Gemma3TextConfig", {
+            "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 32,
+            "layer_types": _GEMMA_LAYERS}, 2.8, _GEMMA_HUB),
     )
 }  # fmt: skip
+
+
+# Few and narrow blocks, for texts longer than the low table of rope.
+LONG = {
+    case.name: case
+    for case in (
+        Case("llama-long", "LlamaConfig", _SMALL),
+        # Without the key, the class has a window of 4096.
+        Case("mistral-long", "MistralConfig", _SMALL, hub={"sliding_window": None}),
+    )
+}
 
 
 def make_checkpoint(case: Case, folder: Path, *, dtype: str = "float16", seed: int = 0) -> Any:
@@ -147,9 +243,17 @@ def make_checkpoint(case: Case, folder: Path, *, dtype: str = "float16", seed: i
                 buffer.copy_(0.3 * torch.randn_like(buffer))
     folder.mkdir(parents=True, exist_ok=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
+    _respell(folder / "config.json", case.hub)
     write_tokenizer(folder)
     # Loaded anew: the cast above also rounded buffers such as rope's frequencies.
     return load_reference(folder)
+
+
+def _respell(file: Path, hub: dict[str, Any]) -> None:
+    """Replace keys of a config.json, or take those that are None away."""
+    config = {**json.loads(file.read_text()), **hub}
+    kept = {key: value for key, value in config.items() if key not in hub or value is not None}
+    file.write_text(json.dumps(kept))
 
 
 def load_reference(folder: Path) -> Any:
@@ -191,8 +295,6 @@ def _shape_up(name: str, parameter: Any, factor: float) -> None:
 
 def write_tokenizer(folder: Path) -> None:
     """A byte-level BPE tokenizer of the right size, with a chat template."""
-    import json
-
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from tokenizers.pre_tokenizers import ByteLevel
 
