@@ -7,14 +7,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tiny_checkpoint as tiny
+from gguf_samples import llama_tensors, write_llama
 from mnnsmith.api import convert, prepare
 from mnnsmith.conversion import convert as conversion
 from mnnsmith.conversion import prove
 from mnnsmith.conversion.structure import check_structure
-from mnnsmith.errors import BundleError, SourceError, TokenizerError
+from mnnsmith.errors import BundleError, ConversionError, SourceError, TokenizerError
 
 
 @pytest.fixture
@@ -87,3 +89,21 @@ def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.gguf")
     with pytest.raises(SourceError, match=r"there is no config.json"):
         prepare(tmp_path)
+
+
+def test_weights_too_small_for_fp16_scales_name_the_remedy(model: Path, tmp_path: Path) -> None:
+    tensors = tiny.make_tensors(tiny.make_config())
+    name = "model.layers.0.mlp.up_proj.weight"
+    tiny.write_checkpoint(model, tensors={**tensors, name: tensors[name] * 1e-6}, dtype="F32")
+    with pytest.raises(ConversionError, match=name) as caught:
+        convert(model, tmp_path / "out", recipe="w4g32")
+    assert "w4g32-scale32" in str(caught.value)
+    ready = prepare(model, recipe="w4g32-scale32")
+    assert ready.plan.schemes() == {"w4g32-scale32": 9}
+
+
+def test_keep_tells_which_floats_become_fp16(tmp_path: Path) -> None:
+    """A GGUF file of F32 matrices loses the bits that fp16 lacks."""
+    half = llama_tensors()["blk.0.ffn_up.weight"].astype(np.float16)
+    write_llama(tmp_path / "m.gguf", tensors={"blk.0.ffn_up.weight": half})
+    assert "14 x F32 stored as fp16" in prepare(tmp_path / "m.gguf").notes

@@ -436,3 +436,14 @@ def test_any_value_of_any_key_ends_well(
         assert len(json.dumps(open_gguf(path).config)) < 10_000
     except MnnsmithError as error:
         assert "x.gguf" in str(error)
+
+
+@pytest.mark.parametrize("window", [64, 127])
+def test_a_window_that_the_file_does_not_place_is_refused(tmp_path: Path, window: int) -> None:
+    with pytest.raises(UnsupportedError, match=f"attention.sliding_window is {window}"):
+        llama(tmp_path, fields={"attention.sliding_window": window})
+
+
+@pytest.mark.parametrize("window", [0, 128, 4096])
+def test_a_window_without_effect(tmp_path: Path, window: int) -> None:
+    assert llama(tmp_path, fields={"attention.sliding_window": window}).model_type == "llama"

@@ -22,11 +22,12 @@ from tokenizers import (
     trainers,
 )
 
-from gguf_samples import BYTE_TOKENIZER, write_gguf
+from gguf_samples import BYTE_TOKENIZER, write_gguf, write_llama
 from mnnsmith.errors import TokenizerError, UnsupportedError
 from mnnsmith.sources.checkpoint import TokenizerFiles
-from mnnsmith.sources.gguf_file import open_gguf_file
-from mnnsmith.sources.gguf_merges import merges_from_scores
+from mnnsmith.sources.gguf import open_gguf
+from mnnsmith.sources.gguf_file import MetadataArray, open_gguf_file
+from mnnsmith.sources.gguf_merges import listed_merges, merges_from_scores
 from mnnsmith.sources.gguf_pretokenizers import PRE_TOKENIZERS
 from mnnsmith.sources.gguf_tokenizer import read_tokenizer
 
@@ -404,6 +405,27 @@ def test_merges_follow_scores_and_avoid_special_pieces() -> None:
         ["a", "ba"],
         ["b", "a"],
     ]
+
+
+def test_hostile_vocabularies_imply_too_many_merges() -> None:
+    """Every a..ab..b can be cut in as many ways as it has letters: millions of merges in 8 MB."""
+    tokens = [f"{'a' * i}{'b' * j}" for i in range(200) for j in range(200) if i + j]
+    with pytest.raises(TokenizerError, match="in more than 1000000 ways"):
+        merges_from_scores("x", tokens, [True] * len(tokens), [0.0] * len(tokens))
+    long = [f"{i:06}" + "x" * 500 for i in range(32_000)]
+    with pytest.raises(TokenizerError, match="more than 16000000 characters"):
+        merges_from_scores("x", long, [True] * len(long), [0.0] * len(long))
+    with pytest.raises(TokenizerError, match="holds 1000001 merges"):
+        listed_merges("x", MetadataArray("x", 8, 1_000_001, b""), {})
+
+
+def test_special_tokens_have_their_names(tmp_path: Path) -> None:
+    keys = {**BYTE_TOKENIZER, "ggml.unknown_token_id": 0, "ggml.padding_token_id": 2}
+    write_llama(tmp_path / "m.gguf", tokenizer=keys)
+    assert open_gguf(tmp_path / "m.gguf").tokenizer.special_tokens == {
+        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>",
+        "pad_token": "<|im_end|>",
+    }  # fmt: skip
 
 
 @pytest.mark.reference

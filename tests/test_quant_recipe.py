@@ -77,6 +77,8 @@ def test_schemes_that_are_none(name: Any, part: str) -> None:
         ("w4g64-head8-embed16", "w4g64", "w8g64", "fp16"),
         ("w4g64-embed8", "w4g64", "w4g64", "w8g64"),
         ("w4g32-sym-head8", "w4g32-sym", "w8g32-sym", "w8g32-sym"),
+        ("w4g64-scale32-head8", "w4g64-scale32", "w8g64-scale32", "w8g64-scale32"),
+        ("w8g32-sym-scale32-embed16", "w8g32-sym-scale32", "w8g32-sym-scale32", "fp16"),
         ("w8g128-head16", "w8g128", "fp16", "fp16"),
         ("w8-head4", "w8", "w4", "w4"),
         ("fp16-head8", "fp16", "w8g64", "w8g64"),
@@ -96,7 +98,8 @@ def test_recipe_names(name: str, mlp: str, head: str, embedding: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "w4g64-", "w4g64-head", "w4g64-head8-head8", "w4g64-fit-sym", "keep-fit", "w4g64_head8",
+    ["", "w4g64-", "w4g64-head", "w4g64-head8-head8", "w4g64-fit-sym", "w4g64-scale32-sym",
+     "keep-fit", "w4g64_head8",
      "W4G64", "w4g64-head8\n", "w" + "4" * 9999, "w4g64-head٨", "best", "q4_0"],
 )  # fmt: skip
 def test_names_that_are_no_recipes(name: str) -> None:

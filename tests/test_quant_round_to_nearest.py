@@ -10,6 +10,7 @@ import pytest
 from mnnsmith.quant.round_to_nearest import (
     NotRepresentableError,
     Quantized,
+    ScaleError,
     round_to_nearest,
     to_float16,
     to_float32,
@@ -72,7 +73,7 @@ def test_against_exact_arithmetic(bits: int, symmetric: bool, block: int, scale_
     check(weights, bits, block, symmetric, scale_bits)
 
 
-@pytest.mark.parametrize("scale", [1e-7, 1e-8, 1e-10, 1e-38, 1e-41, 0.0])
+@pytest.mark.parametrize("scale", [5e-8, 1e-8, 1e-10, 1e-38, 1e-41, 0.0])
 @pytest.mark.parametrize("scale_bits", [16, 32])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_smallest_weights(scale: float, scale_bits: int, symmetric: bool) -> None:
@@ -129,6 +130,48 @@ def test_scales_beyond_fp16() -> None:
     high = np.linspace(70_000, 70_100, 32, dtype=np.float32).reshape(1, 32)
     with pytest.raises(NotRepresentableError, match="overflows fp16"):
         round_to_nearest(high, bits=8, block=32, symmetric=False, scale_bits=16)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_below_fp16(bits: int, symmetric: bool) -> None:
+    """Weights that fp16 holds well and whose scale it rounds away."""
+    weights = np.random.default_rng(3).standard_normal((4, 128)).astype(np.float32) * 1e-7
+    options = {"bits": bits, "block": 32, "symmetric": symmetric}
+    with pytest.raises(ScaleError, match=r"rounded to fp16.*store scales in fp32"):
+        round_to_nearest(weights.copy(), scale_bits=16, **options)  # type: ignore[arg-type]
+    q = round_to_nearest(weights.copy(), scale_bits=32, **options)  # type: ignore[arg-type]
+    step = np.repeat(q.scale, 32, axis=1)
+    assert (np.abs(decoded(q, bits, 32) - weights) <= step * 0.50001).all()
+
+
+def test_zero_points_too_coarse_for_fp16() -> None:
+    weights = 10 + 0.01 * np.random.default_rng(4).uniform(-1, 1, (4, 128)).astype(np.float32)
+    with pytest.raises(ScaleError, match=r"from 9.99\d* to 10.0"):
+        round_to_nearest(weights.copy(), bits=8, block=64, symmetric=False, scale_bits=16)
+    q = round_to_nearest(weights.copy(), bits=8, block=64, symmetric=False, scale_bits=32)
+    assert np.abs(decoded(q, 8, 64) - weights).max() < 1e-4
+    # Symmetric, the step is 0.08: there is nothing to lose.
+    round_to_nearest(weights.copy(), bits=8, block=64, symmetric=True, scale_bits=16)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_few_blocks_of_tiny_or_constant_weights_are_fine(bits: int, symmetric: bool) -> None:
+    """Their error is far below that of the blocks beside them, or as in fp16."""
+    weights = np.random.default_rng(5).standard_normal((16, 128)).astype(np.float32) * 0.02
+    weights[0] *= 1e-5
+    weights[1] = 0
+    weights[2] = 0.017
+    weights[3] = 0.3 + 1e-5 * weights[4]
+    q = round_to_nearest(weights.copy(), bits=bits, block=32, symmetric=symmetric, scale_bits=16)
+    error = np.abs(decoded(q, bits, 32) - weights)
+    assert error[0].max() <= 2 * np.abs(weights[0]).max() < 2e-6
+    assert error[1].max() == 0
+    if not symmetric:
+        assert error[2].max() <= 0.017 * 2**-11 and error[3].max() <= 0.3 * 2**-10
+    # Alone, too: a constant block is kept as well as fp16 keeps it.
+    round_to_nearest(weights[1:4].copy(), bits=bits, block=32, symmetric=symmetric, scale_bits=16)
 
 
 def test_floats() -> None:

@@ -54,7 +54,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_precedence(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
-    assert read_chat_template(write(tmp_path, files)) == expected
+    assert read_chat_template(write(tmp_path, files)) == (expected, None)
 
 
 @pytest.mark.reference
@@ -74,7 +74,7 @@ def test_precedence_equals_transformers(tmp_path: Path, files: dict[str, str]) -
 
     write(tmp_path, {**files, "tokenizer.json": byte_level_json()})
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert read_chat_template(tmp_path) == theirs.get_chat_template()
+    assert read_chat_template(tmp_path) == (theirs.get_chat_template(), None)
 
 
 TOKENS: list[dict[str, Any]] = [
@@ -127,13 +127,24 @@ def test_special_tokens(tmp_path: Path) -> None:
         {"tokenizer_config.json": '{"chat_template": 3}'},
         {"tokenizer_config.json": '{"chat_template": [{"name": "default"}]}'},
         {"tokenizer_config.json": '{"chat_template": ["x"]}'},
-        {"tokenizer_config.json": '{"chat_template": [{"name": "rag", "template": "x"}]}'},
-        {"additional_chat_templates/rag.jinja": "rag"},
     ],
 )
 def test_a_wrong_template_entry_gives_an_error(tmp_path: Path, files: dict[str, str]) -> None:
     with pytest.raises(TemplateError):
         read_chat_template(write(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": '{"chat_template": [{"name": "rag", "template": "x"}]}'},
+        {"additional_chat_templates/rag.jinja": "rag"},
+    ],
+)
+def test_named_templates_without_a_default_are_noted(tmp_path: Path, files: dict[str, str]) -> None:
+    """As in transformers they are an error only where one is applied."""
+    template, note = read_chat_template(write(tmp_path, files))
+    assert template is None and note is not None and "named rag, but none named default" in note
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"bos_token": 3}'])

@@ -241,8 +241,12 @@ class _Planner:
             return BlockEncoding(blocks.bits, blocks.block, blocks.symmetric, bits), True, None
         scheme = nearest_scheme(tensor.dtype)
         note = None
-        if not scheme.is_float:
+        if blocks is not None:
+            note = f"{tensor.dtype} cannot be carried over transposed, stored as {scheme.name}"
+        elif not scheme.is_float:
             note = f"{tensor.dtype} has no counterpart, requantized as {scheme.name}"
+        elif tensor.dtype != "F16":
+            note = f"{tensor.dtype} stored as {scheme.name}"
         return _encoding(scheme, slot.cols), False, note
 
 

@@ -27,6 +27,7 @@ from mnnsmith.mnn.weight_records import (
 )
 from mnnsmith.quant.round_to_nearest import (
     NotRepresentableError,
+    ScaleError,
     round_to_nearest,
     to_float16,
     to_float32,
@@ -134,7 +135,11 @@ def _block_work(fd: int, task: MatrixTask, start: int, stop: int) -> Callable[[]
             last = task.slot.first_row + stop - 1
             raise ConversionError(
                 f"{task.tensor.name}, rows {task.slot.first_row + start} to {last}: {error}.",
-                "Choose another scheme for this tensor in a recipe file, or check the checkpoint.",
+                f"Take {task.scheme_name}-scale32 (as the recipe, or for this tensor in a recipe "
+                "file)."
+                if isinstance(error, ScaleError)
+                else "Choose another scheme for this tensor in a recipe file, or check the "
+                "checkpoint.",
             ) from error
         codes_offset = record.codes_offset + start * record.codes_row_bytes()
         _pwrite(fd, codes, codes_offset)

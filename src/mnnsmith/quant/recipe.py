@@ -26,8 +26,8 @@ ROLES = ("embedding", "head", "attention", "mlp", "expert")
 MLA_FORMS = ("expanded", "latent")
 _MISFITS = ("error", "fit")
 _NAME = re.compile(
-    r"(?P<base>fp32|fp16|w[0-9]{1,4}(?:g[0-9]{1,6})?)(?P<sym>-sym)?(?:-head(?P<head>[0-9]{1,4}))?"
-    r"(?:-embed(?P<embed>[0-9]{1,4}))?(?P<latent>-latent)?(?P<fit>-fit)?"
+    r"(?P<base>fp32|fp16|w[0-9]{1,4}(?:g[0-9]{1,6})?)(?P<sym>-sym)?(?P<scale32>-scale32)?"
+    r"(?:-head(?P<head>[0-9]{1,4}))?(?:-embed(?P<embed>[0-9]{1,4}))?(?P<latent>-latent)?(?P<fit>-fit)?"
 )
 _MAX_RULES = 1_000
 _MAX_PATTERN = 500
@@ -134,8 +134,9 @@ class Recipe:
 
 
 def parse_recipe_name(name: str) -> Recipe:
-    """A recipe from its name: SCHEME[-sym][-headN][-embedN][-latent][-fit], or `keep`.
+    """A recipe from its name: SCHEME[-sym][-scale32][-headN][-embedN][-latent][-fit], or `keep`.
 
+    -scale32 stores scales and offsets in fp32, for weights that are too small for fp16 ones.
     N is 4, 8 (at the scheme's block) or 16.  The embedding follows the head where nothing is said.
     """
     if name == KEEP:
@@ -144,7 +145,7 @@ def parse_recipe_name(name: str) -> Recipe:
     if match is None:
         raise RecipeError(
             f"{name!r:.60} is not a recipe.",
-            "Recipes are named fp16, fp32, w8g64, w4g32, w4g64-sym, w4g64-head8, "
+            "Recipes are named fp16, fp32, w8g64, w4g32, w4g64-sym, w4g64-scale32, w4g64-head8, "
             "w4g64-head8-embed16, w4g128-fit, keep (GGUF); or give a JSON file.",
         )
     default = parse_scheme(match["base"], f"recipe {name}")
@@ -152,6 +153,10 @@ def parse_recipe_name(name: str) -> Recipe:
         if default.is_float:
             raise RecipeError(f"recipe {name}: -sym means nothing for floats.")
         default = replace(default, symmetric=True)
+    if match["scale32"]:
+        if default.is_float:
+            raise RecipeError(f"recipe {name}: -scale32 means nothing for floats.")
+        default = replace(default, scale_bits=32)
     rules = []
     for role in ("head", "embed"):
         if match[role]:
@@ -251,4 +256,4 @@ def _with_bits(scheme: Scheme, bits: int, name: str) -> Scheme:
     if scheme.is_float:
         return parse_scheme(f"w{bits}g64", f"recipe {name}")
     return replace(parse_scheme(f"w{bits}", f"recipe {name}"), block=scheme.block,
-                   symmetric=scheme.symmetric)  # fmt: skip
+                   symmetric=scheme.symmetric, scale_bits=scheme.scale_bits)  # fmt: skip

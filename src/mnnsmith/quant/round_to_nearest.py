@@ -15,6 +15,15 @@ class NotRepresentableError(ValueError):
     """A weight, or the scale of a block, that the target type cannot hold."""
 
 
+class ScaleError(NotRepresentableError):
+    """A block whose scale or zero point fp16 cannot hold; fp32 can."""
+
+
+# fp16: the smallest number above zero, and the distance of neighbours relative to their size.
+_FP16_LEAST = np.float32(2.0**-24)
+_FP16_EPSILON = np.float32(2.0**-10)
+
+
 @dataclass(frozen=True)
 class Quantized:
     """Codes and scales: value = scale * (code - 2^(bits-1)) + zero (zero is None if symmetric).
@@ -37,7 +46,8 @@ def round_to_nearest(
     that zero is a level.  Scale and zero are rounded to the stored precision first, and codes
     chosen for the rounded values.  Overwrites `weights`.
 
-    Raises `NotRepresentableError` if a weight is not finite or a scale overflows its type.
+    Raises `NotRepresentableError` if a weight is not finite, `ScaleError` if a scale overflows its
+    type, or is so small (a zero point so coarse) that rounding it costs more than a step.
     """
     rows, cols = weights.shape
     flat = weights.reshape(-1)
@@ -50,13 +60,14 @@ def round_to_nearest(
         starts = np.arange(0, x.size, block)
         low, high = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
         if symmetric:
-            scale = np.maximum(high, -low) / np.float32(half - 1)
+            step = np.maximum(high, -low) / np.float32(half - 1)
         else:
-            scale = (high - low) / np.float32(2 * half - 1)
-        scale = scale.astype(stored).astype(np.float32)
+            step = (high - low) / np.float32(2 * half - 1)
+        scale = step.astype(stored).astype(np.float32)
         if not symmetric:
             zero = (low + np.float32(half) * scale).astype(stored).astype(np.float32)
     _check(low, high, scale, zero)
+    _check_reach(low, high, step, scale, zero, half)
     # Below the normal numbers the inverse overflows; such a block is its zero point throughout.
     usable = scale >= np.finfo(np.float32).tiny
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=usable)
@@ -98,7 +109,35 @@ def _check(low: F32, high: F32, scale: F32, zero: F32 | None) -> None:
         return
     _check_finite(low)
     _check_finite(high)
-    raise NotRepresentableError("the scale of a block overflows fp16; store scales in fp32")
+    raise ScaleError("the scale of a block overflows fp16; store scales in fp32")
+
+
+def _check_reach(low: F32, high: F32, step: F32, scale: F32, zero: F32 | None, half: int) -> None:
+    """Refuse blocks whose rounded scale and zero point leave weights far out of the levels' reach.
+
+    By themselves blocks of half a step's error may be a whole step off.  Beyond that it matters if
+    the error is more than most blocks of these rows have anyway, and fp16 itself would hold the
+    weights better: a constant block, or one of weights that are zero in fp16, is as good as there.
+    """
+    if zero is None:
+        reach = np.float32(half - 1) * scale
+        size = spread = np.maximum(high, -low)
+        beyond = size - reach
+    else:
+        size, spread = np.maximum(high, -low), high - low
+        beyond = np.maximum(
+            zero - np.float32(half) * scale - low, high - zero - np.float32(half - 1) * scale
+        )
+    lost = (beyond > step) & (size > _FP16_LEAST) & (spread > _FP16_EPSILON * size)
+    if not lost.any():
+        return
+    worst = int(np.argmax(np.where(lost, beyond, 0)))
+    if beyond[worst] > np.median(step):
+        raise ScaleError(
+            f"a block of weights from {low[worst]:.6g} to {high[worst]:.6g} has steps of "
+            f"{step[worst]:.3g}; rounded to fp16, its scale and offset put weights "
+            f"{beyond[worst]:.3g} off; store scales in fp32"
+        )
 
 
 def _check_finite(values: F32) -> None:

@@ -54,7 +54,7 @@ def parse_scheme(name: str, where: str) -> Scheme:
     if match is None:
         raise RecipeError(
             f"{where}: {name!r:.60} is not a scheme.",
-            "Schemes are fp32, fp16, w8 and w4 with a block (w8g64, w4g32, ...), and -sym.",
+            "Schemes are fp32, fp16, w8 and w4 with a block (w8g64, w4g32, ...), -sym, -scale32.",
         )
     bits, block = int(match[1]), int(match[2] or 0)
     if bits not in BITS:

@@ -43,23 +43,22 @@ class SpecialTokens:
     named: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_chat_template(folder: Path) -> str | None:
-    """The folder's default chat template, or None where it has none.
+def read_chat_template(folder: Path) -> tuple[str | None, str | None]:
+    """The folder's default chat template, or None where it has none, and a note or None.
 
-    Raises TemplateError when a template file is damaged, or there are templates but none is the
-    default.
+    Templates of which none is the default are no error as long as none is asked for, as in
+    transformers; the note names them.  Raises TemplateError when a template file is damaged.
     """
     for templates in (_jinja_files(folder), _in_tokenizer_config(folder), _in_json(folder)):
-        if not templates:
-            continue
-        if "default" not in templates:
-            raise TemplateError(
-                f"{folder}: there are chat templates named {', '.join(sorted(templates))}, "
-                "but none named default.",
-                "Copy the one to use to chat_template.jinja in the model's folder.",
+        if templates and "default" not in templates:
+            names = ", ".join(f"{name:.40}" for name in sorted(templates)[:8])
+            return None, (
+                f"no chat template: there are some named {names}, but none named default; copy the "
+                "one to use to chat_template.jinja in the model's folder"
             )
-        return templates["default"]
-    return None
+        if templates:
+            return templates["default"], None
+    return None, None
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:

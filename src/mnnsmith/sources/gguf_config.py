@@ -243,7 +243,19 @@ def _has(file: GgufFile, *names: str) -> bool:
     return any(name in file.tensors for name in names)
 
 
+def _refuse_window(meta: Metadata) -> None:
+    """The file does not tell which layers a window is for; one as wide as the context is none."""
+    window = meta.integer("attention.sliding_window", 0)
+    if 0 < window < meta.integer("context_length"):
+        raise UnsupportedError(
+            f"{meta.origin}: attention.sliding_window is {window}, which is not supported for this "
+            "architecture in GGUF.",
+            "Convert the original checkpoint, whose config.json tells the layers it holds for.",
+        )
+
+
 def _llama(meta: Metadata, file: GgufFile, notes: list[str]) -> dict[str, Any]:
+    _refuse_window(meta)
     return {
         "hidden_act": "silu",
         "attention_bias": _has(file, "blk.0.attn_q.bias", "blk.0.attn_output.bias"),
@@ -252,6 +264,7 @@ def _llama(meta: Metadata, file: GgufFile, notes: list[str]) -> dict[str, Any]:
 
 
 def _qwen2(meta: Metadata, file: GgufFile, notes: list[str]) -> dict[str, Any]:
+    _refuse_window(meta)
     return {
         "hidden_act": "silu",
         "use_sliding_window": False,

@@ -8,12 +8,19 @@ from mnnsmith.errors import TokenizerError
 from mnnsmith.sources.gguf_file import MetadataArray
 
 _LONGEST = 512  # characters; sentencepiece allows 16 unless told otherwise
+# Real vocabularies of 256k pieces have some 600k merges and 2 million characters.
+_MAX_MERGES = 1_000_000
+_MAX_CHARS = 16_000_000
 
 
 def listed_merges(origin: str, array: object, index: Mapping[str, int]) -> list[list[str]]:
     """Pairs from "left right" lines; TokenizerError where a part is not in the vocabulary."""
     if not isinstance(array, MetadataArray):
         raise TokenizerError(f"{origin}: holds no merges (tokenizer.ggml.merges).")
+    if array.count > _MAX_MERGES:
+        raise TokenizerError(
+            f"{origin}: holds {array.count} merges; at most {_MAX_MERGES} are accepted."
+        )
     out = []
     for number, line in enumerate(array.strings()):
         # The first character may itself be a space.
@@ -39,17 +46,25 @@ def merges_from_scores(
     joined: control, byte and unused ones must not arise from ordinary text.
     """
     index = {token: i for i, token in enumerate(tokens) if normal[i]}
-    found: list[tuple[float, str, str]] = []
+    if sum(map(len, index)) > _MAX_CHARS:
+        raise TokenizerError(f"{origin}: the tokens have more than {_MAX_CHARS} characters.")
+    # Ids, not texts: the parts of few long tokens could fill the memory.
+    found: list[tuple[float, int, int]] = []
     for token, i in index.items():
         if len(token) > _LONGEST:
             raise TokenizerError(
                 f"{origin}: token {i} has {len(token)} characters; the limit is {_LONGEST}."
             )
-        cuts = [
-            (index[token[:cut]], index[token[cut:]], cut)
+        cuts = sorted(
+            (index[token[:cut]], index[token[cut:]])
             for cut in range(1, len(token))
             if token[:cut] in index and token[cut:] in index
-        ]
-        found.extend((scores[i], token[:cut], token[cut:]) for _, _, cut in sorted(cuts))
-    found.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
-    return [[left, right] for _, left, right in found]
+        )
+        if len(found) + len(cuts) > _MAX_MERGES:
+            raise TokenizerError(
+                f"{origin}: the tokens can be cut into others of them in more than {_MAX_MERGES} "
+                "ways; no tokenizer in use has so many merges."
+            )
+        found.extend((scores[i], left, right) for left, right in cuts)
+    found.sort(key=lambda m: (m[0], len(tokens[m[1]]), len(tokens[m[2]])), reverse=True)
+    return [[tokens[left], tokens[right]] for _, left, right in found]

@@ -47,7 +47,7 @@ def open_folder(
     generation = (
         read_json_object(generation_path, _CONFIG_LIMIT_BYTES) if generation_path.is_file() else {}
     )
-    tokenizer, tokenizer_files = _tokenizer(folder, config, generation)
+    tokenizer, tokenizer_files, notes = _tokenizer(folder, config, generation)
     tensors, weight_files = open_weights(folder) if weights else ({}, [])
     quantization = config.get("quantization_config")
     if quantization is not None and not isinstance(quantization, Mapping):
@@ -64,6 +64,7 @@ def open_folder(
         files=tuple(sorted(files)),
         generation=generation,
         revision=revision,
+        notes=notes,
     )
 
 
@@ -149,7 +150,7 @@ def _sharded(folder: Path, index_path: Path) -> tuple[dict[str, Tensor], list[Pa
 
 def _tokenizer(
     folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]
-) -> tuple[TokenizerFiles, list[Path]]:
+) -> tuple[TokenizerFiles, list[Path], tuple[str, ...]]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         hint = "Open it once with transformers' AutoTokenizer and save it: that writes the file."
@@ -162,14 +163,19 @@ def _tokenizer(
     text = read_text(path)
     check_json_bounds(text, str(path))
     files = [path, *(folder / n for n in names if (folder / n).is_file())]
-    return TokenizerFiles(
-        tokenizer_json=text,
-        chat_template=read_chat_template(folder),
-        bos_token=special.bos,
-        eos_token=special.eos,
-        stop_ids=_stop_ids(text, special.eos, config, generation, folder),
-        special_tokens=special.named,
-    ), files
+    template, note = read_chat_template(folder)
+    return (
+        TokenizerFiles(
+            tokenizer_json=text,
+            chat_template=template,
+            bos_token=special.bos,
+            eos_token=special.eos,
+            stop_ids=_stop_ids(text, special.eos, config, generation, folder),
+            special_tokens=special.named,
+        ),
+        files,
+        () if note is None else (note,),
+    )
 
 
 def _stop_ids(
