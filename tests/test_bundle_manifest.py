@@ -100,7 +100,7 @@ def test_keys_that_must_be_there(bundle: Path, key: str) -> None:
 def test_what_is_no_bundle(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="no such folder"):
         open_bundle(tmp_path / "absent")
-    with pytest.raises(BundleError, match="no such folder"):
+    with pytest.raises(BundleError, match="is a file, not a bundle"):
         open_bundle(bundle / "llm.mnn")
     (bundle / "mnnsmith.json").write_text("{")
     with pytest.raises(BundleError, match="not valid JSON"):

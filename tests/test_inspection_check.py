@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from mnnsmith import api
+from mnnsmith.bundle import open_bundle
 from mnnsmith.conversion.convert import convert
 from mnnsmith.errors import BundleError
 from mnnsmith.inspection import check as check_module
 from mnnsmith.inspection.check import CheckReport
+from tiny_checkpoint import write_checkpoint
 from tiny_mixture import EXPERTS, LAYERS, write_mixture
 
 pytestmark = pytest.mark.engine
@@ -105,5 +107,23 @@ def test_a_changed_file(bundle: Path) -> None:
     found = failed(api.check(bundle))
     assert set(found) == {"llm_config.json is unchanged", "graph fits the weights"}
     (bundle / "llm_config.json").write_text("{}")
+    assert "llm_config.json is unchanged" in failed(api.check(bundle))
     with pytest.raises(BundleError, match="expected"):
-        api.check(bundle)
+        open_bundle(bundle)
+
+
+def test_settings_may_be_edited_and_other_files_may_not(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model")
+    bundle = convert(tmp_path / "model", tmp_path / "bundle", recipe="fp16").path
+    config = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps({**config, "precision": "normal"}))
+    open_bundle(bundle)
+    report = api.check(bundle)
+    assert report.passed
+    assert any("edited" in f.detail for f in report.findings if "config.json" in f.name)
+    with (bundle / "tokenizer.mtok").open("ab") as file:
+        file.write(b"x")
+    failed = [f.name for f in api.check(bundle).findings if not f.passed]
+    assert "tokenizer.mtok is unchanged" in failed
+    with pytest.raises(BundleError, match=r"tokenizer\.mtok"):
+        open_bundle(bundle)

@@ -12,6 +12,8 @@ from mnnsmith.errors import BundleError, SourceError
 from mnnsmith.files import check_json_bounds, is_file, read_json_object, read_text, user_path
 
 TOKENIZER_JSON = "tokenizer.json"
+# The device's settings, which a user may change after the conversion.
+EDITABLE = frozenset({"config.json"})
 
 
 @dataclass(frozen=True)
@@ -57,22 +59,25 @@ class Bundle:
             raise BundleError(error.message, "Convert the model again.") from error
 
 
-def open_bundle(path: Path | str) -> Bundle:
+def open_bundle(path: Path | str, *, whole: bool = True) -> Bundle:
     """Open a bundle's descriptions; weights and graph stay unread.
 
-    Raises `BundleError` if it is no bundle, or a file is missing or of the wrong size.
+    whole: also see that every file is there and has its size.  Raises `BundleError` if it is no
+    bundle, or not whole.
     """
     folder = user_path(path)
     if not folder.is_dir():
+        what = "is a file, not a bundle" if is_file(folder) else "no such folder"
         raise BundleError(
-            f"{folder}: no such folder.", "Give the folder that `mnnsmith convert` wrote."
+            f"{folder}: {what}.",
+            "Give the folder that `mnnsmith convert` wrote; a model must be converted first.",
         )
     manifest = read_manifest(folder)
-    for name, (_, size) in manifest.files.items():
+    for name, (_, size) in manifest.files.items() if whole else ():
         file = folder / name
         if not is_file(file):
             raise BundleError(f"{file}: is missing from the bundle.", "Convert the model again.")
-        if file.stat().st_size != size:
+        if name not in EDITABLE and file.stat().st_size != size:
             raise BundleError(
                 f"{file}: has {file.stat().st_size} bytes, expected {size}.",
                 "The copy is incomplete or changed; copy the bundle again.",

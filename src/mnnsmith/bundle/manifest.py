@@ -56,7 +56,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise BundleError(
             f"{folder}: there is no {MANIFEST}, so this is no mnnsmith bundle.",
-            "Give the folder that `mnnsmith convert` wrote.",
+            "Give the folder that `mnnsmith convert` wrote; a model must be converted first.",
         )
     try:
         data = read_json_object(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +64,8 @@ def demo(output: Output = None, json_output: o.Json = False) -> None:
         ("memory of the engine", format_bytes(facts["engine_peak_bytes"])),
         ("bundle", facts["bundle"]),
     ], ""))  # fmt: skip
-    say(f"\nTalk to it:  mnnsmith chat '{bundle.path}'")
+    program = "mnnsmith" if shutil.which("mnnsmith") else sys.argv[0]
+    say(f"\nTalk to it:  {program} chat '{bundle.path}'")
 
 
 def _show(question: str, pieces: Iterator[TextPiece]) -> None:

@@ -143,10 +143,13 @@ def _memory_bytes() -> int | None:
 def _disk(findings: list[Finding]) -> dict[str, dict[str, Any]]:
     import tempfile
 
-    hub = os.environ.get("HF_HUB_CACHE") or Path(
-        os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface", "hub"
-    )
-    places = {"here": Path.cwd(), "temporary": Path(tempfile.gettempdir()), "hub cache": Path(hub)}
+    from huggingface_hub import constants
+
+    places = {
+        "here": Path.cwd(),
+        "temporary": Path(tempfile.gettempdir()),
+        "hub cache": Path(constants.HF_HUB_CACHE),
+    }
     found: dict[str, dict[str, Any]] = {}
     for name, path in places.items():
         present = next(p for p in (path, *path.parents) if p.exists())

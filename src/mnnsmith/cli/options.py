@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from mnnsmith.cli.console import check_argument
+from mnnsmith.cli.console import check_argument, note
 from mnnsmith.errors import UsageError
 
 if TYPE_CHECKING:
     from mnnsmith.bundle import Bundle
+
+# A small model that has begun to repeat itself would go on to the end of the context.
+DEFAULT_MAX_TOKENS = 1024
 
 BundleDir = Annotated[
     Path, typer.Argument(metavar="DIR", help="A bundle: the folder that `convert` wrote.")
@@ -47,7 +50,7 @@ MaxContext = Annotated[
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Longest answer in tokens [default: to the context]."),
+    typer.Option(metavar="N", min=1, help="Longest answer in tokens [default: 1024]."),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -176,9 +179,12 @@ def session_settings(directory: Path, options: SessionOptions) -> tuple[Bundle, 
         value = getattr(options, name)
         if value is not None:
             sampling[name] = value
+    chosen = SamplingOptions(**sampling)
+    if chosen.temperature == 0:
+        _note_unused(options)
     answer = AnswerOptions(
-        sampling=SamplingOptions(**sampling),
-        max_tokens=options.max_tokens,
+        sampling=chosen,
+        max_tokens=DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
         stop=tuple(check_argument(text, "--stop") for text in options.stop or ()),
     )
     return bundle, {
@@ -190,6 +196,14 @@ def session_settings(directory: Path, options: SessionOptions) -> tuple[Bundle, 
         "memory": options.memory,
         "precision": options.precision,
     }
+
+
+def _note_unused(options: SessionOptions) -> None:
+    """Sampling options that a greedy answer does not look at."""
+    names = ("top_k", "top_p", "min_p", "seed")
+    given = [f"--{n.replace('_', '-')}" for n in names if getattr(options, n) is not None]
+    if given:
+        note(f"({', '.join(given)} without effect: the temperature is 0, so the best token wins)")
 
 
 def template_variables(pairs: Sequence[str] | None) -> dict[str, Any]:

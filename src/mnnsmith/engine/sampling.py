@@ -9,6 +9,9 @@ from typing import Any
 
 from mnnsmith.errors import UsageError
 
+# What every JSON reader keeps exactly: numbers below 2^53.
+_SEED_BITS = 53
+
 
 @dataclass(frozen=True)
 class SamplingOptions:
@@ -63,7 +66,7 @@ class SamplingOptions:
 
     def request(self) -> dict[str, Any]:
         """The options as the runner takes them, the seed drawn where none is given."""
-        seed = secrets.randbits(63) if self.seed is None else self.seed
+        seed = secrets.randbits(_SEED_BITS) if self.seed is None else self.seed
         return {
             "temperature": float(self.temperature),
             "top_k": self.top_k,
