@@ -32,6 +32,7 @@ QUICK = (
 MORE = [
     (name, recipe + form)
     for name in MIXTURES
+    if not name.endswith("-hub")
     for recipe in ("w8g32", "w4g32-head8")
     for form in (("", "-latent") if name in LATENT else ("",))
     if (name, recipe + form) not in QUICK

@@ -53,7 +53,8 @@ def test_a_key_that_asks_for_another_computation_is_refused(
         {"attn_logit_softcapping": None, "alibi": False, "no_rope_layers": [], "pruned_heads": {}},
         {"logit_scale": 1.0, "embedding_multiplier": 1, "rotary_pct": 1.0, "is_causal": True},
         {"norm_type": "rms_norm", "is_encoder_decoder": False, "add_cross_attention": False},
-        # Transformers reads neither of them for these classes.
+        {"layer_types": ["full_attention"] * 2, "use_sliding_window": False},
+        # transformers reads neither of them for these classes.
         {"is_decoder": True, "pretraining_tp": 4},
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mnnsmith.errors import UnsupportedError
+from mnnsmith.models.context import FULL
 
 # What says "not in use" for any key.
 _OFF: tuple[Any, ...] = (None, False, [], {})
@@ -66,7 +67,9 @@ def judge_unread(
                     "The weights need it if they were trained with it; "
                     "is model_type the one that belongs to them?",
                 )
-        elif key in _WINDOWS and not _is_among(value, _OFF):
+        elif key in _WINDOWS:
+            if _asks_for_none(value):
+                continue
             notes.append(
                 f"{key} = {repr(value)[:_SHOWN_CHARS]} has no effect: transformers does not read "
                 f"it for model type {model_type}, and this bundle computes what transformers does"
@@ -74,6 +77,12 @@ def judge_unread(
         else:
             rest.append(key)
     return tuple(rest), tuple(notes)
+
+
+def _asks_for_none(value: Any) -> bool:
+    """Whether a key about windows says that there are none."""
+    everywhere_full = isinstance(value, list) and all(kind == FULL for kind in value)
+    return everywhere_full or _is_among(value, _OFF)
 
 
 def _is_among(value: Any, neutral: tuple[Any, ...]) -> bool:
