@@ -22,7 +22,7 @@ def read(**generation: Any) -> dict[str, Any]:
 
 
 def config(**generation: Any) -> dict[str, Any]:
-    made = run_config(read(**generation), blockwise=True, fits_fp16=True)
+    made = run_config(read(**generation), blockwise=True, float16=True)
     return {key: made[key] for key in ("sampler_type", "mixed_samplers") if key in made}
 
 

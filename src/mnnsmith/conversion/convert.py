@@ -159,7 +159,7 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             tokenizer.bos_token, tokenizer.eos_token,
         ),
         "config.json": run_config(
-            ready.sampling.values, blockwise=ready.plan.blockwise, fits_fp16=model.fits_fp16,
+            ready.sampling.values, blockwise=ready.plan.blockwise, float16=model.float16,
             mapped=model.mixture and ready.plan.all_integer,
         ),
     }  # fmt: skip

@@ -66,14 +66,14 @@ def llm_config(
 
 
 def run_config(
-    generation: Mapping[str, Any], *, blockwise: bool, fits_fp16: bool, mapped: bool = False
+    generation: Mapping[str, Any], *, blockwise: bool, float16: bool, mapped: bool = False
 ) -> dict[str, Any]:
     """The device's part: files, threads, precision, sampling.
 
     generation: sampling defaults (`temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`)
     of the model's authors; greedy without a temperature.  blockwise: every integer weight has
-    scales per block.  fits_fp16: the model's activations stay within the range of fp16, in which
-    ARM computes at precision "low".
+    scales per block.  float16: ARM may compute in fp16, which is what precision "low" means there;
+    not where activations leave its range, nor where routing must be in float32.
     mapped: weights are mapped from files, so that only those in use are resident; it takes effect
     where a `tmp_path` is set.  Only for models whose linear layers are all in integers: the engine
     crashes on float ones when it finds its files from an earlier load.
@@ -84,7 +84,7 @@ def run_config(
         "tokenizer_file": TOKENIZER_FILE,
         "backend_type": "cpu",
         "thread_num": _THREADS,
-        "precision": "low" if fits_fp16 else "normal",
+        "precision": "low" if float16 else "normal",
         "memory": "low",
         "dynamic_option": _DYNAMIC_PER_BLOCK if blockwise else 0,
         "reuse_kv": True,

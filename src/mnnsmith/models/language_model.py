@@ -51,6 +51,11 @@ class LanguageModel:
         """Whether it has experts, of which each token uses a few."""
         return any(node.kind == "mixture" for node in self.graph.nodes)
 
+    @property
+    def float16(self) -> bool:
+        """Whether phones may compute it in fp16: routing is to be computed in float32."""
+        return self.fits_fp16 and not self.mixture
+
     def kv_bytes_per_token(self, element_bytes: int = 4) -> int:
         """Bytes that one token takes in the KV cache (float32 on x86, 2 bytes in fp16)."""
         shape = self.attention
