@@ -206,8 +206,8 @@ def test_convert_inspect_check_run(checkpoint: Path, tmp_path: Path) -> None:
     assert model["unsupported"] is None and model["layers"] == 2
     assert b"supported" in mnnsmith("inspect", checkpoint).stdout
     facts = json.loads(mnnsmith("inspect", target, "--json").stdout)
-    assert facts["recipe"]["name"] == "w4g64-head8"
-    assert b"w4g64-head8" in mnnsmith("inspect", target).stdout
+    assert facts["recipe"]["name"] == "w4g32-head8"
+    assert b"w4g32-head8" in mnnsmith("inspect", target).stdout
 
     checked = mnnsmith("check", target, "--load", "--json")
     assert checked.returncode == 0 and json.loads(checked.stdout)["passed"] is True

@@ -48,7 +48,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint to a bundle, whole or not at all.
 
-    Without --recipe a GGUF file keeps its own blocks (keep), others become w4g64-head8.
+    Without --recipe a GGUF file keeps its own blocks (keep), others become w4g32-head8.
     """
     if output is None and not dry_run:
         raise UsageError("Where should the bundle go?", "Give a folder with -o DIR, or --dry-run.")

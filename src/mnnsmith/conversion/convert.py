@@ -56,7 +56,7 @@ def convert(
 
     model: a Hugging Face folder, a `.gguf` file, or a hub id (`org/name`).
     recipe: a name (`w4g64-head8`, see `quant.recipe`) or a JSON file; by default `keep` for GGUF,
-    `w4g64-head8` for others.  revision, offline: for hub ids.  max_context: tokens, by default the
+    `w4g32-head8` for others.  revision, offline: for hub ids.  max_context: tokens, by default the
     model's own limit.  force: replace an existing bundle.  threads: by default all cores.
 
     Raises `MnnsmithError` of the kind that fits; then nothing was written and an existing bundle is

@@ -25,7 +25,17 @@ from mnnsmith.quant.recipe import KEEP, parse_recipe_name
 from mnnsmith.sources.checkpoint import Checkpoint, read_model_type
 from mnnsmith.sources.open import open_checkpoint
 
-RECIPES = ("fp16", "w8g128", "w8g64", "w8g32", "w4g128", "w4g64-head8", "w4g64", "w4g32")
+RECIPES = (
+    "fp16",
+    "w8g128",
+    "w8g64",
+    "w8g32",
+    "w4g128",
+    "w4g64",
+    "w4g64-head8",
+    "w4g32",
+    "w4g32-head8",
+)
 # Measured resident memory of the converting process before its first block of weights, and per
 # thread for the blocks in flight; of the engine without weights and cache.
 _CONVERT_BASE_BYTES = 60_000_000
