@@ -14,6 +14,7 @@ import pytest
 
 import tiny_checkpoint as tiny
 from hub_stand_in import COMMIT, Hub, serve
+from mnnsmith.quant.recipe import DEFAULT_RECIPE
 
 NEEDED = [
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
@@ -217,7 +218,7 @@ def test_a_dry_run_fetches_no_weights(folder: Path, tmp_path: Path) -> None:
         found = _run(hub.url, tmp_path / "home", "convert", "org/tiny", "--dry-run", "--json")
         assert only_small(hub), hub.downloads
     value = json.loads(found.stdout)
-    assert value["recipe"] == "w4g64-head8" and value["parameters"] > 0
+    assert value["recipe"] == DEFAULT_RECIPE and value["parameters"] > 0
     assert any("not fetched yet" in note for note in value["notes"])
 
 

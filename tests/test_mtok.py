@@ -320,7 +320,7 @@ def test_damage_is_told(change: Callable[[Spec], Any], message: str, tmp_path: P
         ("{", "not valid JSON"),
         ("[]", "must be an object"),
         ("version https://git-lfs.github.com/spec/v1", "not valid JSON"),
-        ("[" * 200_000, "not valid JSON"),
+        ("[" * 200_000, "nested too deeply"),
         ('{"a":' * 100 + "1" + "}" * 100, "levels deep"),
         ('{"model":{"type":"BPE","vocab":{"a":1e999},"merges":[]}}', "without a decoder"),
     ],

@@ -17,8 +17,8 @@ JSON_LIMIT_BYTES = 64 << 20
 _MAX_VALUES = 8_000_000
 _MAX_CONTAINERS = 2_000_000
 _SHOWN_CHARS = 80
-# Only text that escapes half of a surrogate pair can hold one alone.
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# Only text that has half of a surrogate pair, or escapes it, can hold one alone.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _LFS_MAGIC = b"version https://git-lfs"
 _HASH_BLOCK_BYTES = 1 << 20
 
@@ -113,6 +113,24 @@ def lfs_error(path: Path) -> SourceError:
 def is_lfs_pointer(head: bytes) -> bool:
     """Whether a file that begins so is a Git LFS pointer."""
     return head.startswith(_LFS_MAGIC)
+
+
+class OpenFile:
+    """A file kept open for reads at an offset, from any thread.
+
+    Raises `SourceError` if it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be opened: {error.strerror}.") from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
 
 
 def pread_exact(fd: int, nbytes: int, offset: int, where: str) -> bytearray:

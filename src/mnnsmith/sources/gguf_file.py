@@ -3,7 +3,7 @@
 Every count, length, type and offset of the header is checked against the file before it is used, so
 that a damaged or hostile file ends in one of our errors after bounded time and memory.  Only the
 header is held in memory; arrays (a vocabulary has hundreds of thousands of strings) stay packed
-until asked for.  Weights are read later with `read_at`, by position, never through a memory map:
+until asked for.  Weights are read later by position, never through a memory map:
 pages of a map count as resident memory, and a file cut short under a map kills the process.
 
 The layout is that of the GGUF specification (ggml, docs/gguf.md), versions 2 and 3:
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import SourceError, UnsupportedError
+from mnnsmith.files import OpenFile, is_lfs_pointer, lfs_error
 from mnnsmith.sources.gguf_types import ARRAY, BOOL, OTHER_TYPES, SCALARS, STRING, TENSOR_TYPES
 
 MAGIC = b"GGUF"
@@ -46,7 +47,7 @@ class TensorInfo:
 
     shape: outermost dimension first (as numpy and torch have it; the file has them reversed).
     type_name: F32, Q4_K, ...; block, block_bytes: elements and bytes of one block of that type.
-    offset: bytes from the start of `path`; nbytes: bytes of the tensor.
+    offset: bytes from the start of `file`; nbytes: bytes of the tensor.
     """
 
     name: str
@@ -54,9 +55,13 @@ class TensorInfo:
     type_name: str
     block: int
     block_bytes: int
-    path: Path
+    file: OpenFile
     offset: int
     nbytes: int
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
 
 @dataclass(frozen=True)
@@ -138,31 +143,6 @@ def open_gguf_file(path: Path) -> GgufFile:
     return GgufFile(paths, metadata, tensors)
 
 
-def read_at(path: Path, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """uint8 [nbytes] from a position of a file; SourceError where it ends before."""
-    out = np.empty(nbytes, dtype=np.uint8)
-    view = out.data
-    done = 0
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while done < nbytes:
-                count = os.preadv(handle, [view[done:]], offset + done)
-                if count == 0:
-                    break
-                done += count
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}.") from error
-    if done < nbytes:
-        raise SourceError(
-            f"{path}: ended at byte {offset + done} where {offset + nbytes} were expected.",
-            "The file was cut or replaced while it was read.",
-        )
-    return out
-
-
 def _parts(path: Path) -> tuple[Path, ...]:
     """All parts of a split model in order, or the file alone."""
     match = _SPLIT_NAME.match(path.name)
@@ -208,11 +188,14 @@ def _check_split(part: Path, metadata: dict[str, Value], number: int, parts: int
 class _Cursor:
     """The header of one file, read forward; `data` grows as it is needed."""
 
-    path: Path
-    handle: int
+    file: OpenFile
     size: int
     data: bytes = b""
     position: int = 0
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
 
     def fail(self, what: str, hint: str | None = None) -> NoReturn:
         raise SourceError(f"{self.path}: {what}", hint)
@@ -230,7 +213,7 @@ class _Cursor:
         if end > len(self.data):
             # Doubling keeps the number of reads small without reading weights of small files.
             target = min(self.size, HEADER_LIMIT, max(end, 2 * len(self.data), 1 << 16))
-            self.data = os.pread(self.handle, target, 0)
+            self.data = os.pread(self.file.fd, target, 0)
             if end > len(self.data):
                 self.fail(f"{what} could not be read to byte {end}.")
         start, self.position = self.position, end
@@ -252,17 +235,11 @@ class _Cursor:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Value], list[TensorInfo]]:
+    file = OpenFile(path)
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be opened: {error.strerror}.") from error
-    try:
-        cursor = _Cursor(path, handle, os.fstat(handle).st_size)
-        return _parse(cursor)
+        return _parse(_Cursor(file, os.fstat(file.fd).st_size))
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}.") from error
-    finally:
-        os.close(handle)
 
 
 def _parse(cursor: _Cursor) -> tuple[dict[str, Value], list[TensorInfo]]:
@@ -292,12 +269,9 @@ def _check_magic(cursor: _Cursor) -> None:
     path, size = cursor.path, cursor.size
     if size == 0:
         cursor.fail("is empty (0 bytes).", "Download it again.")
-    head = os.pread(cursor.handle, 64, 0)
-    if head.startswith(b"version https://git-lfs"):
-        cursor.fail(
-            f"is a Git LFS pointer of {size} bytes, not the weights it stands for.",
-            "Fetch the file itself: git lfs pull, or download it from the model's page.",
-        )
+    head = os.pread(cursor.file.fd, 64, 0)
+    if is_lfs_pointer(head):
+        raise lfs_error(path)
     if head[:4] in (b"ggml"[::-1], b"ggmf"[::-1], b"ggjt"[::-1], b"ggla"[::-1]):
         raise UnsupportedError(
             f"{path}: is of a GGML format from before GGUF ({head[3::-1].decode()}).",
@@ -410,7 +384,7 @@ def _place(
                 "Download it again.",
             )
         out[name] = TensorInfo(
-            name, shape, type_name, block, block_bytes, cursor.path, base + offset, nbytes
+            name, shape, type_name, block, block_bytes, cursor.file, base + offset, nbytes
         )
     previous: TensorInfo | None = None
     for info in sorted(out.values(), key=lambda info: info.offset):

@@ -13,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import SourceError, UnsupportedError
+from mnnsmith.files import pread_exact
 from mnnsmith.sources import gguf_blocks
 from mnnsmith.sources.checkpoint import F32, U8, BlockFormat, QuantizedRows
-from mnnsmith.sources.gguf_file import TensorInfo, read_at
+from mnnsmith.sources.floats import decode_float
+from mnnsmith.sources.gguf_file import TensorInfo
 
 _BLOCK_FORMATS = {
     "Q4_0": BlockFormat(bits=4, block=32, symmetric=True),
     "Q4_1": BlockFormat(bits=4, block=32, symmetric=False),
     "Q8_0": BlockFormat(bits=8, block=32, symmetric=True),
 }
-_SLICE_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,13 @@ class GgufTensor:
     def rows(self, start: int, stop: int) -> F32:
         """float32 [stop - start, *shape[1:]]; SourceError for a cut file or a scale of NaN."""
         raw = self._raw_rows(start, stop)
-        out = np.empty((stop - start, *self.shape[1:]), dtype=np.float32)
         # A NaN in a stored weight may raise a flag on the way; it is not ours to report here.
         with np.errstate(all="ignore"):
             if self.info.block == 1:
-                _decode_float(self.info.type_name, raw.reshape(-1), out.reshape(-1))
+                out = decode_float(self.info.type_name, raw.reshape(-1))
+                out = out.reshape(stop - start, *self.shape[1:])
             else:
+                out = np.empty((stop - start, *self.shape[1:]), dtype=np.float32)
                 blocks = raw.reshape(-1, self.info.block_bytes)
                 try:
                     gguf_blocks.decode(
@@ -123,18 +125,19 @@ class GgufTensor:
             raise SourceError(f"{self.name}: rows {start} to {stop} of {count} were asked for.")
         row_bytes = self.info.nbytes // count
         if not self.heads:
-            raw = read_at(
-                self.info.path, self.info.offset + start * row_bytes, (stop - start) * row_bytes
-            )
-            return raw.reshape(-1, row_bytes)
+            return self._read(start * row_bytes, (stop - start) * row_bytes).reshape(-1, row_bytes)
         if start == stop:
             return np.empty((0, row_bytes), dtype=np.uint8)
         source = interleaved_rows(start, stop, count // self.heads)
         first, last = int(source.min()), int(source.max())
-        raw = read_at(
-            self.info.path, self.info.offset + first * row_bytes, (last + 1 - first) * row_bytes
-        )
+        raw = self._read(first * row_bytes, (last + 1 - first) * row_bytes)
         return raw.reshape(-1, row_bytes)[source - first]
+
+    def _read(self, offset: int, nbytes: int) -> U8:
+        """uint8 [nbytes] at `offset` within the tensor."""
+        where = f"{self.info.path} ({self.info.name})"
+        raw = pread_exact(self.info.file.fd, nbytes, self.info.offset + offset, where)
+        return np.frombuffer(raw, dtype=np.uint8)
 
 
 def interleaved_rows(start: int, stop: int, head_dim: int) -> npt.NDArray[np.int64]:
@@ -148,38 +151,3 @@ def interleaved_rows(start: int, stop: int, head_dim: int) -> npt.NDArray[np.int
     half, index = np.divmod(within, head_dim // 2)
     source: npt.NDArray[np.int64] = head * head_dim + 2 * index + half
     return source
-
-
-def _decode_float(type_name: str, raw: U8, out: F32) -> None:
-    """float32 [n] from the bytes of n numbers of type F32, F16 or BF16."""
-    if type_name == "F32":
-        out.view(np.uint8)[:] = raw
-        return
-    if type_name == "BF16":
-        bits = out.view(np.uint32)
-        bits[:] = raw.view("<u2")
-        bits <<= np.uint32(16)
-        return
-    _decode_half(raw.view("<u2"), out)
-
-
-def _decode_half(half: npt.NDArray[np.uint16], out: F32) -> None:
-    """float32 [n] from the bits of n fp16 numbers, at several times the speed of `astype`.
-
-    Normal numbers need their fields moved and 112 added to the exponent, which is integer work.
-    The few others (zero, subnormal, infinite, NaN) are left to `astype`; a multiplication that
-    covers them too would depend on whether the process flushes subnormals to zero.
-    """
-    for start in range(0, len(half), _SLICE_ELEMENTS):
-        part, target = half[start : start + _SLICE_ELEMENTS], out[start : start + _SLICE_ELEMENTS]
-        bits = target.view(np.uint32)
-        bits[:] = part & np.uint16(0x7FFF)
-        bits <<= np.uint32(13)
-        bits += np.uint32(112 << 23)
-        sign = (part & np.uint16(0x8000)).astype(np.uint32)
-        sign <<= np.uint32(16)
-        bits |= sign
-        # One more in the exponent turns the fields 0 and 31 into 1 and 0, and no other into these.
-        other = np.flatnonzero(((part + np.uint16(0x0400)) & np.uint16(0x7800)) == 0)
-        if len(other):
-            target[other] = part[other].view("<f2")

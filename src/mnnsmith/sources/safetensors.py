@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import SourceError, UnsupportedError
-from mnnsmith.files import is_lfs_pointer, lfs_error, parse_json, pread_exact
+from mnnsmith.files import OpenFile, is_lfs_pointer, lfs_error, parse_json, pread_exact
 from mnnsmith.sources.checkpoint import F32, BlockFormat, QuantizedRows
+from mnnsmith.sources.floats import FLOAT_BYTES, decode_float
 
 # The reference implementation stops at 100 MB; 90,000 tensors take 12.
 _HEADER_LIMIT_BYTES = 32 << 20
@@ -29,21 +30,6 @@ _ITEM_BYTES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 _READABLE = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-
-
-class OpenFile:
-    """A file kept open for reads at an offset, from any thread."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceError(f"{path}: cannot be opened: {error.strerror}.") from error
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
 
 
 @dataclass(frozen=True)
@@ -91,14 +77,8 @@ def open_safetensors(path: Path) -> dict[str, SafeTensor]:
 
 def decode(raw: bytearray, dtype: str, name: str) -> F32:
     """Stored bytes as float32 [n]."""
-    if dtype == "F32":
-        return np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False)
-    if dtype == "F16":
-        return np.frombuffer(raw, dtype="<f2").astype(np.float32)
-    if dtype == "BF16":
-        wide = np.frombuffer(raw, dtype="<u2").astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
+    if dtype in FLOAT_BYTES:
+        return decode_float(dtype, np.frombuffer(raw, dtype=np.uint8))
     if dtype == "F8_E4M3":
         return _E4M3[np.frombuffer(raw, dtype=np.uint8)]
     if dtype == "F8_E5M2":

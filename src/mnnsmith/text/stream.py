@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection, Sequence
 
+from mnnsmith.mnn.mtok.vocabulary import byte_characters
 from mnnsmith.text.tokenizer import TextTokenizer
 
 
@@ -91,16 +92,8 @@ class Detokenizer:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """{character: byte} of GPT-2's byte alphabet.
-
-    Printable Latin-1 bytes stand for themselves; the others take the code points from 256 on, in
-    order.  Source: the byte encoder published with GPT-2.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + index): byte for index, byte in enumerate(rest)})
-    return alphabet
+    """{character: byte} of GPT-2's byte alphabet."""
+    return {character: byte for byte, character in byte_characters().items()}
 
 
 _BYTE_OF = byte_alphabet()

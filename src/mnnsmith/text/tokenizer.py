@@ -21,9 +21,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mnnsmith.errors import TokenizerError
+from mnnsmith.errors import SourceError, TokenizerError
+from mnnsmith.files import is_lfs_pointer, lfs_error, parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -184,21 +186,15 @@ class _Spec:
 
 
 def _parse(tokenizer_json: str) -> _Spec:
-    if not tokenizer_json.strip():
-        raise TokenizerError("tokenizer.json is empty.", _ENVELOPE_NOTE)
-    if tokenizer_json.startswith("version https://git-lfs"):
-        raise TokenizerError(
-            "tokenizer.json is a Git LFS pointer, not the file itself.",
-            "Run `git lfs pull` in the model's folder, or download the file.",
-        )
+    if is_lfs_pointer(tokenizer_json[:64].encode("utf-8", "replace")):
+        error = lfs_error(Path("tokenizer.json"))
+        raise TokenizerError(error.message, error.hint)
     if len(tokenizer_json) > MAX_JSON_CHARS:
         raise TokenizerError(f"tokenizer.json has {len(tokenizer_json)} characters, too many.")
     try:
-        spec = json.loads(tokenizer_json)
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(
-            f"tokenizer.json is not valid JSON: {error}.", _ENVELOPE_NOTE
-        ) from error
+        spec = parse_json(tokenizer_json, "tokenizer.json")
+    except SourceError as error:
+        raise TokenizerError(error.message, error.hint or _ENVELOPE_NOTE) from error
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise TokenizerError('tokenizer.json has no "model" object.', _ENVELOPE_NOTE)
     for part in ("normalizer", "decoder"):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import builtins
-import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from mnnsmith.errors import TokenizerError
+from mnnsmith.errors import SourceError, TokenizerError
+from mnnsmith.files import parse_json
 
 MAX_JSON_CHARS = 512 << 20
 # The library stops at 128 levels; real files have about 8.
 MAX_DEPTH = 64
 # Ids are stored as 32-bit numbers, and the engine allocates a table up to the largest.
 MAX_ID = (1 << 31) - 1
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _MISSING = object()
 
 
@@ -112,21 +110,16 @@ def read_json(text: str) -> Node:
         raise TokenizerError(
             f"tokenizer.json has {len(text)} characters; at most {MAX_JSON_CHARS} are read."
         )
-    if not text.strip():
-        raise TokenizerError(
-            "tokenizer.json is empty.", "Fetch the checkpoint again; this file did not arrive."
-        )
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text, "tokenizer.json")
+    except SourceError as error:
         raise TokenizerError(
-            f"tokenizer.json is not valid JSON: {error}.",
-            "Fetch the file again; it is damaged, or no tokenizer.json.",
+            error.message,
+            error.hint or "Fetch the file again; it is damaged, or no tokenizer.json.",
         ) from error
     if not isinstance(value, dict):
         raise TokenizerError(f"tokenizer.json must be an object, not {_show(value)}.")
     _check_depth(value)
-    _check_surrogates(text, value)
     return Node(value, "(root)")
 
 
@@ -142,20 +135,6 @@ def _check_depth(root: Any) -> None:
             return
         level = deeper
     raise TokenizerError(f"tokenizer.json is nested more than {MAX_DEPTH} levels deep.")
-
-
-def _check_surrogates(text: str, value: Any) -> None:
-    """JSON can spell half a surrogate pair, which is no character."""
-    if _SURROGATE.search(text) is None:
-        return
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise TokenizerError(
-            f"tokenizer.json: a string holds half a surrogate pair: "
-            f"{error.object[max(0, error.start - 20) : error.end]!r}.",
-            "Fetch the file again; it is damaged.",
-        ) from error
 
 
 def finite(value: Any, where: str) -> float:

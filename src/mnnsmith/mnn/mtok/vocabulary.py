@@ -33,7 +33,11 @@ class Added:
 
 
 def byte_characters() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte."""
+    """{byte: character} of GPT-2's byte alphabet.
+
+    Printable Latin-1 bytes stand for themselves; the others take the code points from 256 on, in
+    order.  Source: the byte encoder published with GPT-2.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in plain]
     return {value: chr(value) for value in plain} | {
