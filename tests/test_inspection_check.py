@@ -12,6 +12,7 @@ import pytest
 
 from mnnsmith import api
 from mnnsmith.bundle import open_bundle
+from mnnsmith.conversion import structure
 from mnnsmith.conversion.convert import convert
 from mnnsmith.errors import BundleError
 from mnnsmith.inspection import check as check_module
@@ -52,7 +53,7 @@ def test_a_whole_bundle_passes_and_its_experts_are_looked_at(bundle: Path) -> No
 def test_weights_of_an_expert_that_lie_wrong(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    real = check_module.mnn_to_graph_json
+    real = structure.mnn_to_graph_json
 
     def damaged(path: Path) -> dict[str, Any]:
         graph = real(path)
@@ -67,7 +68,7 @@ def test_weights_of_an_expert_that_lie_wrong(
             expert["nodes"] = None
         return graph
 
-    monkeypatch.setattr(check_module, "mnn_to_graph_json", damaged)
+    monkeypatch.setattr(structure, "mnn_to_graph_json", damaged)
     found = failed(api.check(bundle))
     assert list(found) == ["graph fits the weights"]
     words = {"overlap": "overlap those of", "beyond": "end beyond", "no list": "sub-graph"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ def check_structure(folder: Path, vocab_size: int) -> str:
     """
     size = (folder / WEIGHT_FILE).stat().st_size
     spans = []
-    count = 0
-    for operator in _operators(mnn_to_graph_json(folder / MODEL_FILE)):
-        count += 1
+    operators = _operators(mnn_to_graph_json(folder / MODEL_FILE))
+    for operator in operators:
         main = operator.get("main") if isinstance(operator, dict) else None
         external = main.get("external") if isinstance(main, dict) else None
         if external:
@@ -38,22 +36,19 @@ def check_structure(folder: Path, vocab_size: int) -> str:
             )
         end, last = stop, name
     _check_embedding(folder, vocab_size, size)
-    return f"{count} operators, {len(spans)} with weights"
+    return f"{len(operators)} operators, {len(spans)} with weights"
 
 
-def _operators(net: dict[str, Any]) -> Iterator[Any]:
-    """Those of the graph itself, and of its sub-graphs (experts)."""
-    yield from _list(net, "oplists")
-    for part in _list(net, "subgraphs"):
-        if isinstance(part, dict):
-            yield from _list(part, "nodes")
-
-
-def _list(data: dict[str, Any], key: str) -> list[Any]:
-    value = data.get(key, [])
-    if not isinstance(value, list):
-        raise BundleError(f"{MODEL_FILE}: {key} is no list")
-    return value
+def _operators(graph: dict[str, Any]) -> list[Any]:
+    """Those of the main graph, then those of the experts, each of which is a graph of its own."""
+    operators = list(graph["oplists"])
+    parts = graph.get("subgraphs", [])
+    for part in parts if isinstance(parts, list) else [parts]:
+        nodes = part.get("nodes") if isinstance(part, dict) else None
+        if not isinstance(nodes, list):
+            raise BundleError(f"{MODEL_FILE}: a sub-graph has no list of operators")
+        operators += nodes
+    return operators
 
 
 def _check_embedding(folder: Path, vocab_size: int, size: int) -> None:

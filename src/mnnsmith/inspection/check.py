@@ -11,10 +11,10 @@ from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.bundle.bundle import EDITABLE
 from mnnsmith.bundle.manifest import MANIFEST
 from mnnsmith.conversion.prove import probe
-from mnnsmith.engine.converter import mnn_to_graph_json
+from mnnsmith.conversion.structure import check_structure
 from mnnsmith.errors import BundleError, MnnsmithError
-from mnnsmith.files import read_json_object, sha256_of
-from mnnsmith.mnn.config_files import MODEL_FILE, TOKENIZER_FILE, WEIGHT_FILE
+from mnnsmith.files import sha256_of
+from mnnsmith.mnn.config_files import TOKENIZER_FILE
 from mnnsmith.mnn.mtok_reader import read_mtok
 
 
@@ -98,58 +98,7 @@ def _tokenizer(bundle: Bundle) -> str:
 
 
 def _graph(bundle: Bundle) -> str:
-    """Every operator's weights lie inside the weight file, and no two overlap."""
-    size = (bundle.path / WEIGHT_FILE).stat().st_size
-    operators = _operators(mnn_to_graph_json(bundle.path / MODEL_FILE))
-    spans = []
-    for operator in operators:
-        main = operator.get("main") if isinstance(operator, dict) else None
-        external = main.get("external") if isinstance(main, dict) else None
-        if external:
-            _check_integers(external, f"{operator.get('name')}: external")
-            stop = external[0] + sum(external[1:4])
-            spans.append((external[0], stop, str(operator.get("name"))))
-    end, last = 0, ""
-    for start, stop, name in sorted(spans):
-        if start < end or stop > size:
-            raise BundleError(
-                f"{name}: weights at {start}..{stop} "
-                + (f"overlap those of {last}" if start < end else f"end beyond {size}")
-            )
-        end, last = stop, name
-    _check_embedding(bundle, size)
-    return f"{len(operators)} operators, {len(spans)} with weights"
-
-
-def _operators(graph: dict[str, Any]) -> list[Any]:
-    """Those of the main graph, then those of the experts, each of which is a graph of its own."""
-    operators = list(graph["oplists"])
-    parts = graph.get("subgraphs", [])
-    for part in parts if isinstance(parts, list) else [parts]:
-        nodes = part.get("nodes") if isinstance(part, dict) else None
-        if not isinstance(nodes, list):
-            raise BundleError(f"{MODEL_FILE}: a sub-graph has no list of operators")
-        operators += nodes
-    return operators
-
-
-def _check_embedding(bundle: Bundle, size: int) -> None:
-    """The rows and scales that embeddings are read from lie inside the weight file."""
-    config = read_json_object(bundle.path / "llm_config.json")
-    tie, hidden = config.get("tie_embeddings"), config.get("hidden_size")
-    if not isinstance(tie, dict):
-        raise BundleError("llm_config.json: tie_embeddings must be an object")
-    keys = ("weight_offset", "alpha_offset", "alpha_size", "quant_bit")
-    _check_integers([hidden, *(tie.get(key) for key in keys)], "llm_config.json: tie_embeddings")
-    assert isinstance(hidden, int)
-    codes_end = tie["weight_offset"] + bundle.vocab_size * hidden * tie["quant_bit"] // 8
-    if max(codes_end, tie["alpha_offset"] + tie["alpha_size"]) > size:
-        raise BundleError(f"tie_embeddings: the embedding ends beyond the weight file ({size})")
-
-
-def _check_integers(values: list[Any], what: str) -> None:
-    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
-        raise BundleError(f"{what}: expected whole numbers, found {values!r:.80}")
+    return check_structure(bundle.path, bundle.vocab_size)
 
 
 def _load(bundle: Bundle) -> str:
