@@ -13,6 +13,7 @@ import pytest
 import tiny_checkpoint as tiny
 from gguf_samples import llama_tensors, write_llama
 from mnnsmith.api import convert, prepare
+from mnnsmith.cli.convert import _say_unproved
 from mnnsmith.conversion import convert as conversion
 from mnnsmith.conversion import prove
 from mnnsmith.conversion.structure import check_structure
@@ -71,13 +72,18 @@ def test_a_source_that_cannot_be_hashed_is_to_blame_itself(
 
 @pytest.mark.engine
 def test_a_large_bundle_is_proved_by_its_structure(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(prove, "LOAD_LIMIT_BYTES", 1000)
     bundle = convert(model, tmp_path / "out", recipe="w8g32")
     proof = bundle.manifest.data["proof"]
     assert proof["loaded"] is False and "of weights" in proof["reason"]
     assert proof["structure"] == check_structure(bundle.path, tiny.VOCAB)
+    _say_unproved(bundle)
+    assert f"run `mnnsmith check {bundle.path} --load`" in capsys.readouterr().out
     weights = bundle.path / "llm.mnn.weight"
     os.truncate(weights, weights.stat().st_size - 1)
     with pytest.raises(BundleError, match="beyond"):

@@ -82,7 +82,7 @@ def _show(facts: dict[str, Any], notes: tuple[str, ...], json_output: bool) -> N
     if json_output:
         say_json({**facts, "notes": list(notes)})
         return
-    shown = dict(facts)
+    shown = {name: value for name, value in facts.items() if name != "loaded"}
     shown["parameters"] = format_count(facts["parameters"])
     shown["bundle_bytes"] = format_bytes(facts["bundle_bytes"])
     say(table([(name.removesuffix("_bytes"), str(value)) for name, value in shown.items()], ""))
