@@ -102,7 +102,8 @@ def _check_target(target: Path, replace: bool) -> None:
         raise UsageError(
             f"{target}: exists already.", "Choose another output, or replace it with --force."
         )
-    _check_disposable(target, target)
+    # Through a link it is the folder behind it that goes.
+    _check_disposable(Path(os.path.realpath(target)), target)
 
 
 def _check_disposable(folder: Path, target: Path) -> None:
