@@ -404,9 +404,12 @@ def endless(checkpoint: Path) -> Path:
     return convert(folder, folder.parent / "endless bundle").path
 
 
+ON_AND_ON = ("--max-tokens", "60000")
+
+
 @engine
 def test_ctrl_c_ends_the_answer_not_the_chat(endless: Path) -> None:
-    with Terminal("chat", endless) as terminal:
+    with Terminal("chat", endless, *ON_AND_ON) as terminal:
         terminal.wait_for("> ")
         terminal.send("abc\n")
         terminal.wait_for("defghijkl")
@@ -435,7 +438,7 @@ def test_ctrl_d_leaves_the_chat(bundle: Path) -> None:
 
 @engine
 def test_ctrl_c_ends_run(endless: Path) -> None:
-    with Terminal("run", endless, "-p", "abc") as terminal:
+    with Terminal("run", endless, *ON_AND_ON, "-p", "abc") as terminal:
         terminal.wait_for("defghijkl")
         terminal.send("\x03")
         assert terminal.process.wait(30) == 130
@@ -445,7 +448,8 @@ def test_ctrl_c_ends_run(endless: Path) -> None:
 def test_an_interrupted_run_leaves_no_process(endless: Path) -> None:
     import psutil
 
-    process = subprocess.Popen([*PROGRAM, "run", endless, "-p", "abc"], stdout=subprocess.PIPE)
+    command = [*PROGRAM, "run", endless, *ON_AND_ON, "-p", "abc"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.read(10)
     children = psutil.Process(process.pid).children(recursive=True)
