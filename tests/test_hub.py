@@ -167,8 +167,10 @@ def test_shards_are_fetched_by_their_names(tmp_path: Path) -> None:
         ({"revision": "v9"}, {}, "SourceError", ["org/tiny: there is no revision 'v9'"]),
         ({}, {"gated": True}, "SourceError", ["org/tiny: access to this model is restricted",
                                               "HF_TOKEN"]),
-        ({}, {"down": True}, "MissingResourceError", ["org/tiny: could not be downloaded",
-                                                      "Run the same command again"]),
+        # The hub's library tries again for 24 s.
+        pytest.param({}, {"down": True}, "MissingResourceError",
+                     ["org/tiny: could not be downloaded", "Run the same command again"],
+                     marks=pytest.mark.slow),
         ({"model": "org/na--me"}, {}, "SourceError", ["org/na--me: not a valid hub id"]),
     ],
 )  # fmt: skip
@@ -187,6 +189,7 @@ def test_what_the_hub_refuses(
     assert all(part in answer["message"] for part in parts), answer["message"]
 
 
+@pytest.mark.slow
 def test_no_hub_at_all(tmp_path: Path) -> None:
     answer = ask("http://127.0.0.1:9", tmp_path / "home")
     assert answer["error"] == "MissingResourceError", answer
