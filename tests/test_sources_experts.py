@@ -17,7 +17,7 @@ from mnnsmith.sources.experts import split_experts
 from mnnsmith.sources.safetensors import open_safetensors
 from peaky import MIXTURES, make_checkpoint
 
-FUSED = ("deepseek_v2-grouped", "deepseek_v3", "qwen2_moe", "qwen3_moe")
+FUSED = ("deepseek_v2-grouped", "deepseek_v3", "qwen2_moe", "qwen3_moe", "mixtral")
 
 
 def write_experts(path: Path) -> dict[str, np.ndarray]:

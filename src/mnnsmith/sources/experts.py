@@ -6,6 +6,7 @@ inner] become `X.experts.N.gate_proj.weight`, `.up_proj.weight` and `.down_proj.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,6 +15,10 @@ from mnnsmith.sources.checkpoint import Tensor
 from mnnsmith.sources.safetensors import SafeTensor
 
 _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+# Mixtral's published names for what transformers 5 calls otherwise when it saves experts fused.
+_MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_MIXTRAL_EXPERT = re.compile(r"(.*)\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_MIXTRAL_ROUTER = re.compile(r"(.*)\.mlp\.gate\.weight")
 
 
 def split_experts(tensors: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
@@ -34,6 +39,20 @@ def split_experts(tensors: Mapping[str, Tensor], origin: str) -> dict[str, Tenso
             )
         split.update(parts)
     return split
+
+
+def mixtral_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a Mixtral checkpoint under its published names, `block_sparse_moe...w1`."""
+    return {_mixtral_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _mixtral_name(name: str) -> str:
+    if expert := _MIXTRAL_EXPERT.fullmatch(name):
+        part = _MIXTRAL_PARTS[expert[3]]
+        return f"{expert[1]}.block_sparse_moe.experts.{expert[2]}.{part}.weight"
+    if router := _MIXTRAL_ROUTER.fullmatch(name):
+        return f"{router[1]}.block_sparse_moe.gate.weight"
+    return name
 
 
 def _parts(name: str, fused: Tensor, origin: str) -> dict[str, Tensor]:

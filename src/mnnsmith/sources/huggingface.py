@@ -16,7 +16,7 @@ from mnnsmith.files import (
 )
 from mnnsmith.sources.chat_template import read_chat_template, read_special_tokens
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, TokenizerFiles
-from mnnsmith.sources.experts import split_experts
+from mnnsmith.sources.experts import mixtral_names, split_experts
 from mnnsmith.sources.fp8 import join_scales
 from mnnsmith.sources.safetensors import open_safetensors
 
@@ -55,11 +55,12 @@ def open_folder(
     files = [config_path, *tokenizer_files, *weight_files]
     if generation_path.is_file():
         files.append(generation_path)
+    split = split_experts(join_scales(tensors, quantization, origin), origin)
     return Checkpoint(
         origin=origin,
         format="safetensors",
         config=config,
-        tensors=split_experts(join_scales(tensors, quantization, origin), origin),
+        tensors=mixtral_names(split) if config.get("model_type") == "mixtral" else split,
         tokenizer=tokenizer,
         files=tuple(sorted(files)),
         generation=generation,
