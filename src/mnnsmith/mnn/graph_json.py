@@ -160,10 +160,6 @@ def _unary(node: Node, _: Weights) -> _Emitted:
     return "UnaryOp", "UnaryOp", {"opType": _UNARY[node.attributes["function"]], "T": "DT_FLOAT"}
 
 
-def _permute(node: Node, _: Weights) -> _Emitted:
-    return "Permute", "Permute", {"dims": list(node.attributes["order"])}
-
-
 def _pad(_: Node, __: Weights) -> _Emitted:
     return "Padding", "PadParam", {"mode": "CONSTANT"}
 
@@ -278,7 +274,6 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "gather": _gather,
     "binary": _binary,
     "unary": _unary,
-    "permute": _permute,
     "pad": _pad,
     "softmax": _softmax,
     "reduce": _reduce,
