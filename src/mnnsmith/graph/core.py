@@ -37,6 +37,20 @@ class Node:
     graphs: tuple[GraphCore, ...] = ()
 
 
+@dataclass(frozen=True)
+class Landmark:
+    """A value that a module of the original model computes too.
+
+    module: its name in the original ("model.layers.3.mlp"); the value is the module's output.
+    kind: "residual" (what a block passes on), "attention" or "mlp" (what these two give).
+    """
+
+    value: Value
+    module: str
+    layer: int
+    kind: str
+
+
 class GraphCore:
     """An ordered list of operators in single assignment; `Graph` adds the arithmetic."""
 
@@ -46,6 +60,7 @@ class GraphCore:
         self.values: list[Value] = []
         self.nodes: list[Node] = []
         self.outputs: list[Value] = []
+        self.landmarks: list[Landmark] = []
         self._names: set[str] = set()
         self._int_constants: dict[tuple[tuple[int, ...], tuple[int, ...]], Value] = {}
 
@@ -91,6 +106,10 @@ class GraphCore:
     def mark_output(self, value: Value) -> None:
         """Make a value an output of the graph; the engine finds it by its name."""
         self.outputs.append(value)
+
+    def mark(self, value: Value, module: str, layer: int, kind: str) -> None:
+        """Say that `value` is what a module of the original gives, for comparisons."""
+        self.landmarks.append(Landmark(value, module, layer, kind))
 
     # ------------------------------------------------------------------ layout and shape
 

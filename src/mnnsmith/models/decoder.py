@@ -54,6 +54,17 @@ def layer_name(layer: int) -> str:
     return f"layer{layer}"
 
 
+def mark_parts(g: Graph, attention: Value, feed_forward: Value, layer: int) -> None:
+    """Say which values are the outputs of a block's two parts."""
+    g.mark(attention, f"{layer_prefix(layer)}.self_attn", layer, "attention")
+    g.mark(feed_forward, f"{layer_prefix(layer)}.mlp", layer, "mlp")
+
+
+def mark_block(g: Graph, residual: Value, layer: int) -> None:
+    """Say which value is the output of a block."""
+    g.mark(residual, layer_prefix(layer), layer, "residual")
+
+
 def add_stack(
     g: Graph, inputs: nn.DecoderInputs, stack: Stack, attention: Part, feed_forward: Part
 ) -> None:
@@ -69,12 +80,15 @@ def add_stack(
             normed = g.rms_norm(x, first, stack.epsilon, f"{name}/attention_norm")
         else:
             x, normed = g.add_rms_norm(x, delta, first, stack.epsilon, f"{name}/attention_norm")
+            mark_block(g, x, i - 1)
         mixed = attention(g, normed, i)
         second = gain(i, "post_attention_layernorm")
         x, normed = g.add_rms_norm(x, mixed, second, stack.epsilon, f"{name}/mlp_norm")
         delta = feed_forward(g, normed, i)
+        mark_parts(g, mixed, delta, i)
     assert delta is not None
     x = g.binary("add", x, delta, "residual")
+    mark_block(g, x, stack.layers - 1)
     norm = VectorSlot("model.norm.weight", stack.hidden)
     nn.head(g, x, inputs.logits_index, norm, stack.epsilon, stack.head)
     moe.add_choices(g, stack.head.rows)

@@ -17,6 +17,7 @@ from mnnsmith.graph.weights import MatrixSlot, Role, VectorSlot
 from mnnsmith.models import layers as nn
 from mnnsmith.models.config import ConfigReader
 from mnnsmith.models.context import FULL, SLIDING, ContextLimits, layer_kinds, typed_windows
+from mnnsmith.models.decoder import mark_block, mark_parts
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.rope import complete, rope_frequencies, rope_object, rope_tables
 
@@ -67,6 +68,7 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
         x, delta = _layer(g, block, i, x, delta, tables[kind], mask)
     assert delta is not None
     x = g.binary("add", x, delta, "residual")
+    mark_block(g, x, layers - 1)
     embedding = MatrixSlot("model.embed_tokens.weight", vocabulary, block.hidden, Role.EMBEDDING)
     tied = config.flag("tie_word_embeddings", True)
     head = replace(embedding, tensor=embedding.tensor if tied else "lm_head.weight", role=Role.HEAD)
@@ -159,17 +161,19 @@ def _layer(
         normed = g.rms_norm(x, gain("input"), eps, f"{name}/attention_norm")
     else:
         x, normed = g.add_rms_norm(x, delta, gain("input"), eps, f"{name}/attention_norm")
+        mark_block(g, x, i - 1)
     weights = nn.separate_projections(
         f"{prefix}.self_attn", shape, hidden, qkv_bias=block.bias, o_bias=block.bias
     )
     norms = [_gain(f"{prefix}.self_attn.{part}_norm", shape.head_dim) for part in "qk"]
     weights = replace(weights, qk_norm=(norms[0], norms[1]), qk_norm_epsilon=eps)
-    mixed = nn.self_attention(g, normed, weights, shape, tables, mask, i, f"{name}/attention")
-    mixed = g.rms_norm(mixed, gain("post_attention"), eps, f"{name}/attention_out_norm")
+    attended = nn.self_attention(g, normed, weights, shape, tables, mask, i, f"{name}/attention")
+    mixed = g.rms_norm(attended, gain("post_attention"), eps, f"{name}/attention_out_norm")
     x, normed = g.add_rms_norm(x, mixed, gain("pre_feedforward"), eps, f"{name}/mlp_norm")
     gate, up, down = (
         nn.Projection(f"{prefix}.mlp.{part}_proj", rows)
         for part, rows in (("gate", block.inner), ("up", block.inner), ("down", hidden))
     )
     out = nn.gated_mlp(g, normed, gate, up, down, "gelu_tanh", i, f"{name}/mlp")
+    mark_parts(g, attended, out, i)
     return x, g.rms_norm(out, gain("post_feedforward"), eps, f"{name}/mlp_out_norm")

@@ -1,0 +1,37 @@
+"""What every check of a bundle is given: the bundle, its original, and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from mnnsmith.bundle import Bundle
+from mnnsmith.conversion.prepare import Prepared
+from mnnsmith.engine import Engine
+from mnnsmith.verify.reference import Reference
+
+# How much is compared: "quick" answers within a minute for a small model, "full" within ten.
+Level: TypeAlias = Literal["quick", "full"]
+# Whose weights a reference has: the original's, or those that the bundle stores, dequantized.
+Weights: TypeAlias = Literal["original", "stored"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One verification.
+
+    original: the source, prepared with the bundle's recipe; None where no check needs it.
+    open_engine: `Engine` on a folder, with its keyword arguments, on the device that was asked for.
+    open_reference: a reference with these weights; the caller closes it.
+    texts: files of the user, in place of the shipped text.
+    """
+
+    bundle: Bundle
+    original: Prepared | None
+    level: Level
+    open_engine: Callable[..., Engine]
+    open_reference: Callable[[Weights], Reference]
+    texts: tuple[Path, ...] = ()
+    threads: int | None = None

@@ -1,0 +1,297 @@
+"""What a verification found, as plain data: one JSON object, which gates and reports read.
+
+Every number that a report shows stands here.  Divergences are in nats, errors without a unit are
+relative.  Names of values and operators are those of the graph ("layer7/mlp/down").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+FORMAT = 1
+
+Status: TypeAlias = Literal["passed", "failed", "skipped"]
+Severity: TypeAlias = Literal["error", "warning", "note"]
+# In the order in which they run; each name is a field of `Figures` or has none.
+CHECKS = ("files", "weights", "tokens", "template", "exact", "statistical", "layers", "ranges")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a user should know.
+
+    severity: an "error" makes its check fail.  where: a file, tensor, operator, layer or text.
+    """
+
+    severity: Severity
+    where: str
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One matrix of the bundle against the original's.
+
+    error: norm of the difference over the norm of the original.  steps: the largest difference in
+    steps of its block (0.5 is what rounding may cost); None for floats.
+    """
+
+    operator: str
+    tensor: str
+    scheme: str
+    role: str
+    layer: int | None
+    parameters: int
+    stored_bytes: int
+    error: float
+    steps: float | None
+
+
+@dataclass(frozen=True)
+class WeightFigures:
+    matrices: tuple[StoredWeight, ...]
+
+
+@dataclass(frozen=True)
+class TextFigures:
+    """Texts on which a tokenizer or a template was compared, and how many differ.
+
+    engine_different: of the engine's own code in the same comparison; an app that tokenizes or
+    renders with the engine sees these.
+    """
+
+    texts: int
+    different: int
+    engine_different: int
+
+
+@dataclass(frozen=True)
+class ExactCase:
+    """One run of the bundle against the reference with the bundle's own weights.
+
+    name: "prompt", "split", "decode", "greedy".  error: the largest difference of logits, over the
+    reference's standard deviation.  kl: the largest of all positions.
+    """
+
+    name: str
+    tokens: int
+    error: float
+    kl: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class ExactFigures:
+    reference: str
+    memory: str
+    cases: tuple[ExactCase, ...]
+    max_kl: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """counts[i] lie in edges[i] .. edges[i + 1]; the first and the last take all beyond."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SectionFigures:
+    """One part of the text, such as a language."""
+
+    name: str
+    tokens: int
+    kl: float
+    top1: float
+    perplexity: float
+    reference_perplexity: float
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """One token of the sample text, as the two models foresaw it from what stood before.
+
+    kl: between their distributions for this place.  best, reference_best: the texts of their best
+    tokens.  loss, reference_loss: -log of the probability that they gave the token itself.
+    """
+
+    text: str
+    kl: float
+    best: str
+    reference_best: str
+    loss: float
+    reference_loss: float
+
+
+@dataclass(frozen=True)
+class StatisticalFigures:
+    """The bundle as shipped against the original at full precision.
+
+    top1: how often the best token is the same; top5: how often the reference's best is among the
+    bundle's five best.  loss_increase: mean of the bundle's loss minus the reference's, nats a
+    token; perplexity_increase: exp of it, minus 1.
+    block_kl, block_loss_increase: means of `block_tokens` neighbouring tokens, from which intervals
+    are computed and by which two runs on one text (text_sha256) are compared pair by pair.
+    greedy: at which token each greedy answer leaves the reference's; None where it never did in
+    greedy_tokens tokens.
+    """
+
+    reference: str
+    text_sha256: str
+    tokens: int
+    block_tokens: int
+    kl: Interval
+    kl_median: float
+    kl_p99: float
+    kl_max: float
+    top1: Interval
+    top5: Interval
+    perplexity: float
+    reference_perplexity: float
+    loss_increase: Interval
+    perplexity_increase: Interval
+    block_kl: tuple[float, ...]
+    block_loss_increase: tuple[float, ...]
+    kl_histogram: Histogram
+    sections: tuple[SectionFigures, ...]
+    greedy_tokens: int
+    greedy: tuple[int | None, ...]
+    sample: tuple[TokenScore, ...]
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """One value of the graph, in the bundle against the reference.
+
+    kind: "residual", "attention", "mlp", or the kind of an operator inside a block.
+    cosine: the least of all tokens.  error: norm of the difference over the reference's norm.
+    snr_db: the same in decibels.  max_abs: the largest difference of one element.
+    allowed: the largest `error` that this run takes for right.
+    """
+
+    name: str
+    layer: int | None
+    kind: str
+    cosine: float
+    error: float
+    snr_db: float
+    max_abs: float
+    reference_rms: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """values: in the order of computation.  first: the first that differs by more than allowed."""
+
+    reference: str
+    tokens: int
+    memory: str
+    values: tuple[ValueDifference, ...]
+    first: str | None
+    bisected: tuple[ValueDifference, ...]
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """The largest magnitude of a value of the graph on the text, and where it stands."""
+
+    name: str
+    layer: int | None
+    max_abs: float
+    token: int
+    channel: int
+
+
+@dataclass(frozen=True)
+class RangeFigures:
+    """limit: the largest number of fp16.  values: the largest of every layer, in order."""
+
+    tokens: int
+    limit: float
+    values: tuple[ValueRange, ...]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The numbers of all checks that ran."""
+
+    weights: WeightFigures | None = None
+    tokens: TextFigures | None = None
+    template: TextFigures | None = None
+    exact: ExactFigures | None = None
+    statistical: StatisticalFigures | None = None
+    layers: LayerFigures | None = None
+    ranges: RangeFigures | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: how it ended, in one line what it found, and everything worth telling."""
+
+    name: str
+    status: Status
+    summary: str
+    seconds: float
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A threshold of the user: "max-kl", "min-top1", "max-ppl-increase", "baseline"."""
+
+    name: str
+    limit: str
+    found: str
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was verified, against what, and where.
+
+    files: sha256 of the bundle's files.  settings: the engine's memory, precision, threads, ... of
+    the statistical check.  device: "local", "arm64:cortex-a76", "ssh:host".
+    """
+
+    bundle: str
+    model_type: str
+    recipe: str
+    source: str
+    source_revision: str | None
+    files: dict[str, str]
+    device: str
+    settings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The whole result; `passed` is the verdict."""
+
+    format: int
+    mnnsmith: str
+    engine: str
+    date: str
+    level: str
+    seconds: float
+    subject: Subject
+    checks: tuple[Check, ...]
+    gates: tuple[Gate, ...]
+    figures: Figures
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed and every gate holds."""
+        return all(c.status != "failed" for c in self.checks) and all(g.passed for g in self.gates)
