@@ -48,6 +48,14 @@ class Reference(Protocol):
         """Feed windows of equal length, int64 [windows, n], each from an empty cache."""
         ...
 
+    def decisive(self, ids: IDS) -> npt.NDArray[np.bool_]:
+        """For each window, whether no router is so near a tie that rounding decides it.
+
+        Of windows that are not, two right programs may choose different experts.  A model without
+        routers has none.
+        """
+        ...
+
     def logits(self, hidden: F32) -> F32:
         """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
         ...

@@ -7,9 +7,11 @@ relative.  Names of values and operators are those of the graph ("layer7/mlp/dow
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 FORMAT = 1
+
+T = TypeVar("T")
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 Severity: TypeAlias = Literal["error", "warning", "note"]
@@ -28,6 +30,15 @@ class Finding:
     where: str
     message: str
     hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What a check returns: one line, what is worth telling, and its part of `Figures`."""
+
+    summary: str
+    figures: T
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,7 +189,7 @@ class ValueDifference:
     kind: "residual", "attention", "mlp", or the kind of an operator inside a block.
     cosine: the least of all tokens.  error: norm of the difference over the reference's norm.
     snr_db: the same in decibels.  max_abs: the largest difference of one element.
-    allowed: the largest `error` that this run takes for right.
+    allowed: the largest `error` that the check takes for right; None where it only measures.
     """
 
     name: str
@@ -189,17 +200,23 @@ class ValueDifference:
     snr_db: float
     max_abs: float
     reference_rms: float
-    allowed: float
+    allowed: float | None
 
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """values: in the order of computation.  first: the first that differs by more than allowed."""
+    """Residual stream, attention and MLP of every block, in the order of computation.
+
+    exact: at `memory: high`, against the reference with the weights that the bundle stores: what
+    differs is a fault.  shipped: with the bundle's own settings, against the original: what
+    quantization costs.  first: the first of `exact` that differs by more than allowed; bisected:
+    the operators of its block, if that was asked for.
+    """
 
     reference: str
     tokens: int
-    memory: str
-    values: tuple[ValueDifference, ...]
+    exact: tuple[ValueDifference, ...]
+    shipped: tuple[ValueDifference, ...]
     first: str | None
     bisected: tuple[ValueDifference, ...]
 
