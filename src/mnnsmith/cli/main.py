@@ -58,7 +58,7 @@ def _common(version: Version = False) -> None:
 
     Exit codes: 0 success, 1 a bug, 2 wrong usage, 3 a damaged checkpoint, 4 not supported,
     5 the conversion failed, 6 a damaged bundle, 7 the engine failed, 8 the machine lacks something,
-    130 interrupted.
+    9 a verification failed, 130 interrupted.
     """
 
 
