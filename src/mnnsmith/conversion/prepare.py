@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.conversion.account import check_tensors
+from mnnsmith.conversion.clips import add_clips
 from mnnsmith.conversion.generation import Recommended, recommended_sampling
 from mnnsmith.conversion.plan import Plan, make_plan
 from mnnsmith.conversion.planned import planned_tensors
@@ -121,6 +122,7 @@ def _decide(checkpoint: Checkpoint, chosen: Recipe | None, max_context: int | No
     model, unread = build_language_model(
         checkpoint.model_type, checkpoint.config, checkpoint.origin, limits
     )
+    clipped = add_clips(model.graph, recipe)
     fetched = bool(checkpoint.tensors)
     checkpoint, notes = with_tensors(checkpoint, model, unread)
     plan = make_plan(model, checkpoint, recipe)
@@ -128,7 +130,7 @@ def _decide(checkpoint: Checkpoint, chosen: Recipe | None, max_context: int | No
     mtok, report = make_mtok(checkpoint.tokenizer)
     return Prepared(
         checkpoint, model, plan, recipe, sampling, mtok, report, fetched,
-        (*checkpoint.notes, *model.notes, *notes, *plan.notes, *sampling.notes,
+        (*checkpoint.notes, *model.notes, *clipped, *notes, *plan.notes, *sampling.notes,
          *_tokenizer_notes(report, model.head.rows)),
     )  # fmt: skip
 

@@ -128,7 +128,8 @@ class Probe:
 
 def readable(graph: Graph) -> list[Value]:
     """The values of a graph that have a row per token, in the order of computation."""
-    return [v for v in graph.values if len(_TOKENS & set(_symbols(v))) == 1 == len(_symbols(v))]
+    values = (v for node in graph.nodes for v in node.outputs)
+    return [v for v in values if len(_TOKENS & set(_symbols(v))) == 1 == len(_symbols(v))]
 
 
 def _piece(width: int) -> int:
