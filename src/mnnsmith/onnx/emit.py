@@ -70,28 +70,17 @@ class Emitter:
 
     # ------------------------------------------------------------------ shapes
 
-    def after(self, value: Value) -> tuple[int, ...]:
-        """The dimensions behind that of tokens, or all of a constant's."""
-        shape = value.shape[:2] if value.layout is Layout.NC4HW4 else value.shape
-        at = token_axis(value)
-        after = shape if at is None else shape[at + 1 :]
-        before = () if at is None else shape[:at]
-        fixed = tuple(d for d in after if isinstance(d, int))
-        if fixed != after or any(d != 1 for d in before):
-            raise ConversionError(f"{value}: has no form with a batch.")
-        return fixed
-
     def shape(self, value: Value) -> list[int]:
         """As reshaping takes it, from a value with the same tokens."""
         kept = [] if token_axis(value) is None else [0] * self.leading
-        return [*kept, *self.after(value)]
+        return [*kept, *inner_shape(value)]
 
     def axis(self, value: Value, axis: int) -> int:
         at = token_axis(value)
         axis %= len(value.shape)
         if at is None:
             return axis
-        if axis < at or axis - at > len(self.after(value)):
+        if axis < at or axis - at > len(inner_shape(value)):
             raise ConversionError(f"{value}: axis {axis} has no counterpart in ONNX.")
         return axis - at + self.leading - 1
 
@@ -143,6 +132,18 @@ def token_axis(value: Value) -> int | None:
     return found[0] if found else None
 
 
+def inner_shape(value: Value) -> tuple[int, ...]:
+    """The dimensions behind that of tokens, or all of a constant's."""
+    shape = value.shape[:2] if value.layout is Layout.NC4HW4 else value.shape
+    at = token_axis(value)
+    inner = shape if at is None else shape[at + 1 :]
+    before = () if at is None else shape[:at]
+    fixed = tuple(d for d in inner if isinstance(d, int))
+    if fixed != inner or any(d != 1 for d in before):
+        raise ConversionError(f"{value}: has no form with a batch.")
+    return fixed
+
+
 def _check_repeated(node: Node, constant: Value) -> None:
     """A constant beside a value with tokens must be the same for all of them."""
     at = token_axis(node.outputs[0])
@@ -158,7 +159,7 @@ def _check_repeated(node: Node, constant: Value) -> None:
 def integers(e: Emitter, node: Node) -> None:
     value = node.outputs[0]
     e.integers[value.index] = node.attributes["values"]
-    e.names[value.index] = e.draft.integers(node.attributes["values"], e.after(value))
+    e.names[value.index] = e.draft.integers(node.attributes["values"], inner_shape(value))
 
 
 def table(e: Emitter, node: Node) -> None:
@@ -233,6 +234,12 @@ def _gelu_tanh(draft: Draft, x: str, name: str) -> None:
     draft.op("Mul", [times(x, 0.5), raised], name)
 
 
+def clip(e: Emitter, node: Node) -> None:
+    x, limit = e.name(node.inputs[0]), node.attributes["limit"]
+    ends = [e.draft.number(end, e.draft.types[x]) for end in (-limit, limit)]
+    e.draft.op("Clip", [x, *ends], e.result(node))
+
+
 def softmax(e: Emitter, node: Node) -> None:
     e.draft.op("Softmax", [e.name(node.inputs[0])], e.result(node), axis=-1)
 
@@ -267,7 +274,7 @@ def matmul_transposed(e: Emitter, node: Node) -> None:
 
 def pad(e: Emitter, node: Node) -> None:
     out = node.outputs[0]
-    before, width = e.after(node.inputs[0]), e.after(out)
+    before, width = inner_shape(node.inputs[0]), inner_shape(out)
     ranks = e.leading + len(width)
     amounts = e.draft.integers([0] * (2 * ranks - 1) + [width[-1] - before[-1]])
     x = e.name(node.inputs[0])
@@ -318,6 +325,7 @@ OPERATORS: dict[str, Callable[[Emitter, Node], None]] = {
     "gather": gather,
     "binary": binary,
     "unary": unary,
+    "clip": clip,
     "pad": pad,
     "softmax": softmax,
     "reduce": reduce,

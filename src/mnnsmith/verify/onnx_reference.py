@@ -1,0 +1,235 @@
+"""The model in ONNX Runtime: a reference that needs no torch.
+
+The float graph is written as ONNX, with its weights, into a folder of its own.  It is our graph
+that is computed, so what a model file says wrongly is wrong here, too; the transformers reference
+finds that.  This one finds what is wrong with a bundle.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.errors import EngineError, UsageError
+from mnnsmith.graph.graph import Graph
+from mnnsmith.graph.values import DType, Value
+from mnnsmith.models.language_model import LanguageModel
+from mnnsmith.onnx.decoder import draft_decoder
+from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_onnx
+from mnnsmith.onnx.emit import inner_shape, token_axis
+from mnnsmith.onnx.model import assemble, write_model
+from mnnsmith.onnx.weights import Place, lay_out, write_weights
+from mnnsmith.sources.checkpoint import Checkpoint
+from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
+from mnnsmith.verify.stored import HEAD_TENSOR
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+_HIDDEN = "hidden_states"
+_DATA = "weights.data"
+# Scores of a router that differ by less, relatively, count as a tie; two programs that compute in
+# float32 differ by some 1e-6 to 1e-5.
+_TIE = 1e-4
+# Errors only: warnings of a library are not for the user of the command line.
+_LOG_ERRORS = 3
+
+
+def open_onnx(
+    checkpoint: Checkpoint, model: LanguageModel, *, threads: int | None = None
+) -> Reference:
+    """`model` with the weights of `checkpoint` in ONNX Runtime, float32.
+
+    checkpoint: the original, or a bundle's weights (`verify.stored`).  The weights are written to a
+    temporary folder, which goes when the reference is closed.  Raises `MissingResourceError` where
+    the extra is not installed.
+    """
+    require_onnx()
+    folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
+    try:
+        return _OnnxReference(checkpoint, model, folder, threads)
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+class _OnnxReference:
+    """One session for each set of values that was asked for, all over one file of weights."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        model: LanguageModel,
+        folder: tempfile.TemporaryDirectory[str],
+        threads: int | None,
+    ) -> None:
+        import onnxruntime
+
+        onnxruntime.disable_telemetry_events()
+        if model.tied and checkpoint.config.get("tie_word_embeddings") is False:
+            model = _with_own_head(model)
+        self._folder = folder
+        self._path = Path(folder.name)
+        self._threads = threads
+        self._graph = model.graph
+        self._draft: Draft = draft_decoder(model, kv_cache=False)
+        self._places, _ = lay_out(self._draft.weights)
+        write_weights(
+            self._draft.weights, self._places, checkpoint, self._path / _DATA,
+            lambda done, total: None,
+        )  # fmt: skip
+        self._values = {v.name: v for v in self._graph.values if _comparable(v)}
+        self._head = _head_weight(model, self._places, self._path / _DATA)
+        self._sessions: dict[frozenset[str], InferenceSession] = {}
+
+    @property
+    def name(self) -> str:
+        import onnxruntime
+
+        return f"ONNX Runtime {onnxruntime.__version__}, float32"
+
+    def available(self) -> Collection[str]:
+        return self._values.keys()
+
+    def run(self, ids: IDS, values: Sequence[str] = ()) -> ReferenceRun:
+        unknown = sorted(set(values) - set(self._values))
+        if unknown:
+            raise UsageError(f"{unknown[0]!r:.80} is no value that this reference can give.")
+        found: dict[str, list[F32]] = {name: [] for name in (_HIDDEN, *values)}
+        for window in self._windows(ids, list(found)):
+            for name, value in window.items():
+                found[name].append(value)
+        joined = {name: np.stack(parts) for name, parts in found.items()}
+        return ReferenceRun(ids, joined[_HIDDEN], {name: joined[name] for name in values})
+
+    def decisive(self, ids: IDS) -> npt.NDArray[np.bool_]:
+        choices = list(_choices(self._graph))
+        if not choices:
+            return np.ones(len(ids), dtype=np.bool_)
+        names = [name for name, _ in choices]
+        return np.array([
+            all(_gap(window[name], k) > _TIE for name, k in choices)
+            for window in self._windows(ids, names)
+        ])  # fmt: skip
+
+    def logits(self, hidden: F32) -> F32:
+        found: F32 = hidden @ self._head
+        return found
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._sessions.clear()
+        del self._head
+        self._folder.cleanup()
+
+    def _windows(self, ids: IDS, names: Sequence[str]) -> Iterator[dict[str, F32]]:
+        """The values [n, width] of one window after the other, each from an empty cache."""
+        session = self._session(frozenset(names))
+        for window in ids:
+            feeds = {
+                "input_ids": window[None].astype(np.int64),
+                "attention_mask": np.ones((1, len(window)), dtype=np.int64),
+                "position_ids": np.arange(len(window), dtype=np.int64)[None],
+            }
+            wanted = {port.name for port in session.get_inputs()}
+            given = {name: feed for name, feed in feeds.items() if name in wanted}
+            outputs = _run(session, names, given)
+            yield {
+                name: np.asarray(value, dtype=np.float32).reshape(len(window), -1)
+                for name, value in zip(names, outputs, strict=True)
+            }
+
+    def _session(self, names: frozenset[str]) -> InferenceSession:
+        if names not in self._sessions:
+            import onnxruntime
+
+            outputs = {
+                name: Port(FLOAT, ("batch", "sequence", *inner_shape(self._values[name])))
+                for name in sorted(names)
+            }
+            model = assemble(self._draft, self._places, _DATA, outputs, {})
+            file = self._path / f"{len(self._sessions)}.onnx"
+            write_model(model, file)
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = _LOG_ERRORS
+            if self._threads is not None:
+                options.intra_op_num_threads = self._threads
+            self._sessions[names] = onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+        return self._sessions[names]
+
+
+def _run(session: InferenceSession, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+    try:
+        return list(session.run(list(names), dict(feeds)))
+    except (Fail, InvalidArgument, RuntimeException) as error:
+        raise EngineError(f"ONNX Runtime failed: {str(error).splitlines()[0]:.300}") from error
+
+
+def _with_own_head(model: LanguageModel) -> LanguageModel:
+    """A tied model whose bundle stores head and embedding apart."""
+    head = replace(model.head, tensor=HEAD_TENSOR)
+    graph = copy.copy(model.graph)
+    graph.nodes = [
+        replace(node, slots={**node.slots, "weight": head})
+        if node.slots.get("weight") == model.head
+        else node
+        for node in model.graph.nodes
+    ]
+    return replace(model, graph=graph, head=head)
+
+
+def _head_weight(model: LanguageModel, places: Mapping[str, Place], data: Path) -> F32:
+    """The head's weight [hidden, vocabulary], mapped from the file."""
+    rows, cols = model.head.rows, model.head.cols
+    if model.tied:
+        mapped = np.memmap(data, "<f4", "r", places["embedding"].offset, (rows, cols))
+        return mapped.T
+    offset = places["lm_head/weight"].offset
+    return np.memmap(data, "<f4", "r", offset, (cols, rows))
+
+
+def _comparable(value: Value) -> bool:
+    """Whether a value is one of the tokens, in floats, and computed."""
+    return (
+        value.dtype is DType.FLOAT and token_axis(value) is not None and value.name != "input_ids"
+    )
+
+
+def _choices(graph: Graph) -> Iterator[tuple[str, int]]:
+    """What routers choose from, and how many: experts, and groups of them."""
+    read = {value.index for node in graph.nodes for value in node.inputs}
+    for node in graph.nodes:
+        # Of a group's two best only the sum is read, which is the same whichever came first.
+        if node.kind == "top_k" and node.outputs[1].index in read:
+            k = node.outputs[0].shape[-1]
+            assert isinstance(k, int)
+            yield node.inputs[0].name, k
+
+
+def _gap(scores: F32, k: int) -> float:
+    """The smallest relative difference between the last chosen score and the first that is not."""
+    if k == scores.shape[-1]:
+        return np.inf
+    ordered = np.sort(scores, axis=-1)
+    last, first = ordered[:, -k], ordered[:, -k - 1]
+    size = np.maximum(np.abs(last), np.abs(first))
+    return float(((last - first) / np.maximum(size, np.finfo(np.float32).tiny)).min())
