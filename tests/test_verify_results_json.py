@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mnnsmith.errors import UsageError
 from mnnsmith.verify.results import Check, Figures, Interval, Verification
 from mnnsmith.verify.results_json import non_finite, read_verification, to_json
-from verification_samples import statistical, verification
+from result_samples import statistical, verification
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
