@@ -128,7 +128,7 @@ def test_an_embedding_recorded_wrongly_is_named(tmp_path: Path) -> None:
 def test_a_bundle_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     _, bundle = make("llama", "w8g32", tmp_path)
     make_checkpoint(CASES["llama-bias"], tmp_path / "other")
-    with pytest.raises(BundleError, match="layer0/attention/q.*bias"):
+    with pytest.raises(BundleError, match=r"layer0/attention/q.*bias"):
         read(tmp_path / "other", bundle, "w8g32")
     shutil.rmtree(tmp_path / "other")
     make_checkpoint(CASES["llama-headdim"], tmp_path / "other")
