@@ -17,6 +17,7 @@ from mnnsmith.cli.console import clean, say, show_error
 from mnnsmith.cli.convert import convert
 from mnnsmith.cli.demo import demo
 from mnnsmith.cli.doctor import doctor
+from mnnsmith.cli.export import export
 from mnnsmith.cli.inspect import inspect
 from mnnsmith.cli.profile import profile
 from mnnsmith.cli.run import run
@@ -132,7 +133,7 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, inspect, check, profile, doctor, demo):
+for _verb in (convert, run, chat, inspect, check, profile, export, doctor, demo):
     app.command(_verb.__name__)(_exits(_verb))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from mnnsmith.errors import ConversionError, UsageError
 from mnnsmith.graph.core import Node
 from mnnsmith.models.language_model import LanguageModel
-from mnnsmith.onnx.draft import FLOAT, FLOAT16, INT64, Draft, Weight
+from mnnsmith.onnx.draft import BOOL, FLOAT, FLOAT16, INT64, Draft, Weight
 from mnnsmith.onnx.emit import OPERATORS, Emitter, Types, normalize
 from mnnsmith.onnx.mixture import mixture
 
@@ -25,7 +25,6 @@ DTYPES = {
 OPSETS = range(13, 24)
 DEFAULT_OPSET = 18
 _BATCH, _SEQ, _PAST, _TOTAL = "batch", "sequence", "past_sequence", "total_sequence"
-_BOOL = 9
 _MASK = "attention_mask"
 
 
@@ -36,10 +35,7 @@ def draft_decoder(
 
     dtype: a name of `DTYPES`.  Raises `UsageError` for an option out of its range.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r:.40} is not one of {', '.join(DTYPES)}.")
-    if opset not in OPSETS:
-        raise UsageError(f"opset {opset} is out of range: {OPSETS[0]} to {OPSETS[-1]}.")
+    check_options(dtype, opset)
     if DTYPES[dtype].compute == FLOAT16 and not model.fits_fp16:
         raise UsageError(
             "The activations of this model leave the range of fp16.",
@@ -49,6 +45,16 @@ def draft_decoder(
     decoder = _Decoder(draft, DTYPES[dtype], model, kv_cache)
     decoder.write()
     return draft
+
+
+def check_options(dtype: str, opset: int) -> None:
+    """Whether these are options that we have, before any file is opened."""
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r:.40} is not one of {', '.join(DTYPES)}.")
+    if opset not in OPSETS:
+        raise UsageError(
+            f"opset {opset} is out of range: it goes from {OPSETS[0]} to {OPSETS[-1]}."
+        )
 
 
 class _Decoder(Emitter):
@@ -127,8 +133,8 @@ def _masks(e: _Decoder) -> tuple[str, str]:
     one = draft.integers([1], ())
     queries = draft.unsqueeze(draft.op("Range", [first, total, one]), 1)
     keys = draft.unsqueeze(draft.op("Range", [draft.integers([0], ()), total, one]), 0)
-    real = draft.op("Cast", [_MASK], elem=_BOOL, to=_BOOL)
-    seen = draft.op("Not", [draft.op("Greater", [keys, queries], elem=_BOOL)])
+    real = draft.op("Cast", [_MASK], elem=BOOL, to=BOOL)
+    seen = draft.op("Not", [draft.op("Greater", [keys, queries], elem=BOOL)])
     seen = draft.op("And", [seen, draft.unsqueeze(real, 1, 2)])
 
     def added(allowed: str, name: str) -> str:
@@ -140,7 +146,7 @@ def _masks(e: _Decoder) -> tuple[str, str]:
     if e.model.sliding_window is None:
         return full, full
     width = draft.integers([e.model.sliding_window], ())
-    near = draft.op("Greater", [keys, draft.op("Sub", [queries, width])], elem=_BOOL)
+    near = draft.op("Greater", [keys, draft.op("Sub", [queries, width])], elem=BOOL)
     return full, added(draft.op("And", [seen, near]), "mask/sliding")
 
 
@@ -166,15 +172,19 @@ def _slice(e: Emitter, node: Node) -> None:
 
 
 def _rope(e: Emitter, node: Node) -> None:
-    """Rotated heads, [batch, seq, heads, head_dim]: x cos + (-second half, first half) sin."""
+    """Rotated heads, [batch, seq, heads, head_dim]: x cos + (-second half, first half) sin.
+
+    In float32 whatever the model's type, with the norm of heads that may go before.
+    """
     a, draft = node.attributes, e.draft
     width, head_dim = a["rotary_dim"], a["head_dim"]
     tables = [_table_of_heads(e, e.name(value)) for value in node.inputs[2:]]
     for i, (part, heads) in enumerate((("q_gain", a["heads"]), ("k_gain", a["kv_heads"]))):
         x = draft.reshape(e.name(node.inputs[i]), [0, 0, heads, head_dim])
+        x = draft.cast(x, FLOAT)
         if part in node.slots:
             gain = e.vector(f"{node.name}/{part}", node.slots[part], FLOAT)
-            x = normalize(e, x, gain, a["epsilon"])
+            x = draft.op("Mul", [normalize(draft, x, a["epsilon"]), gain])
         turned = x if width == head_dim else draft.slice(x, 0, width, 3)
         second = draft.slice(turned, width // 2, width, 3)
         first = draft.slice(turned, 0, width // 2, 3)
@@ -182,17 +192,17 @@ def _rope(e: Emitter, node: Node) -> None:
         terms = [draft.op("Mul", pair) for pair in zip((turned, crossed), tables, strict=True)]
         name = e.result(node, i)
         if width == head_dim:
-            draft.op("Add", terms, name)
+            e.narrowed("Add", terms, name)
         else:
             rest = draft.slice(x, width, head_dim, 3)
-            draft.op("Concat", [draft.op("Add", terms), rest], name, axis=3)
+            e.narrowed("Concat", [draft.op("Add", terms), rest], name, axis=3)
 
 
 def _table_of_heads(e: Emitter, table: str) -> str:
     """cos or sin [batch, seq, width] as [batch, seq, 1, width], once for all layers."""
     key = f"of heads {table}"
     if key not in e.shared:
-        e.shared[key] = e.draft.cast(e.draft.unsqueeze(table, 2), e.types.compute)
+        e.shared[key] = e.draft.unsqueeze(table, 2)
     return e.shared[key]
 
 

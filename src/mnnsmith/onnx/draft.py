@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto
 
 # Element types by their numbers in ONNX (TensorProto.DataType).
-FLOAT, INT64, FLOAT16 = 1, 7, 10
+FLOAT, INT64, BOOL, FLOAT16 = 1, 7, 9, 10
 _NUMPY = {FLOAT: np.float32, INT64: np.int64, FLOAT16: np.float16}
 
 
-def require_onnx() -> None:
-    """Raise `MissingResourceError` where the extra is not installed."""
+def require_packages(*names: str) -> None:
+    """Raise `MissingResourceError` where a package of the extra is not installed."""
     import importlib.util
 
-    for package in ("onnx", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
+    for name in names:
+        if importlib.util.find_spec(name) is None:
             raise MissingResourceError(
-                f"The package {package} is not installed.",
+                f"The package {name} is not installed.",
                 'Install the extra: pip install "mnnsmith[onnx]"',
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from mnnsmith.errors import ConversionError
 from mnnsmith.graph.core import GraphCore, Node
 from mnnsmith.graph.values import Layout, Value
 from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Slot, Table, VectorSlot
-from mnnsmith.onnx.draft import FLOAT, FLOAT16, INT64, Draft, Weight
+from mnnsmith.onnx.draft import BOOL, FLOAT, INT64, Draft, Weight
 
 # Names of the dimension of tokens: of the text, of its positions whose logits are wanted, and of
 # the tokens that an expert gets.
@@ -98,6 +99,14 @@ class Emitter:
         live = [n for n, v in zip(names, values, strict=True) if token_axis(v) is not None]
         wide = bool(live) and all(self.draft.types[n] == FLOAT for n in live)
         return [self.draft.cast(n, FLOAT if wide else self.types.compute) for n in names]
+
+    def narrowed(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> None:
+        """An operator in float32 whose result goes on in the model's type."""
+        if self.types.compute == FLOAT:
+            self.draft.op(kind, inputs, name, **attributes)
+        else:
+            wide = self.draft.op(kind, inputs, **attributes)
+            self.draft.cast(wide, self.types.compute, name)
 
     # ------------------------------------------------------------------ weights
 
@@ -197,7 +206,7 @@ def binary(e: Emitter, node: Node) -> None:
             _check_repeated(node, value)
     x, y = e.joined(node.inputs)
     if function == "equal":
-        draft.cast(draft.op("Equal", [x, y], elem=9), INT64, e.result(node))
+        draft.cast(draft.op("Equal", [x, y], elem=BOOL), INT64, e.result(node))
     elif function == "multiply_silu":
         gated = draft.op("Mul", [y, draft.op("Sigmoid", [y])])
         draft.op("Mul", [gated, x], e.result(node))
@@ -300,20 +309,17 @@ def rms_norm(e: Emitter, node: Node) -> None:
         x = e.draft.op("Add", e.joined(node.inputs), e.result(node, 0))
     name = e.result(node, len(node.outputs) - 1)
     gain = e.vector(f"{name}/gain", node.slots["gain"], FLOAT)
-    normalize(e, x, gain, node.attributes["epsilon"], name)
+    unit = normalize(e.draft, x, node.attributes["epsilon"])
+    e.narrowed("Mul", [unit, gain], name)
 
 
-def normalize(e: Emitter, x: str, gain: str, epsilon: float, name: str | None = None) -> str:
-    """x / sqrt(mean(x^2) + epsilon) * gain over the last dimension, computed in float32."""
-    draft = e.draft
+def normalize(draft: Draft, x: str, epsilon: float) -> str:
+    """x / sqrt(mean(x^2) + epsilon) over the last dimension, in float32."""
     wide = draft.cast(x, FLOAT)
     square = draft.op("Pow", [wide, draft.number(2.0, FLOAT)])
     mean = draft.reduce("ReduceMean", square, -1)
     root = draft.op("Sqrt", [draft.op("Add", [mean, draft.number(epsilon, FLOAT)])])
-    unit = draft.op("Div", [wide, root])
-    if e.types.compute == FLOAT16:
-        return draft.cast(draft.op("Mul", [unit, gain]), FLOAT16, name)
-    return draft.op("Mul", [unit, gain], name)
+    return draft.op("Div", [wide, root])
 
 
 OPERATORS: dict[str, Callable[[Emitter, Node], None]] = {

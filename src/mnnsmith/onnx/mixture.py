@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from mnnsmith.graph.core import GraphCore, Node
-from mnnsmith.onnx.draft import INT64, Draft
+from mnnsmith.onnx.draft import BOOL, INT64, Draft
 from mnnsmith.onnx.emit import OPERATORS, Emitter
-
-_BOOL = 9
 
 
 def mixture(e: Emitter, node: Node) -> None:
@@ -25,7 +23,7 @@ def mixture(e: Emitter, node: Node) -> None:
     results, places = [], []
     for number, expert in enumerate(node.graphs):
         draft.scope = f"{node.name}/{number}"
-        chosen = draft.op("Equal", [flat_ids, draft.integers([number], ())], elem=_BOOL)
+        chosen = draft.op("Equal", [flat_ids, draft.integers([number], ())], elem=BOOL)
         place = draft.reshape(draft.op("NonZero", [chosen], elem=INT64), [-1])
         rows = draft.op("Gather", [tokens, draft.op("Div", [place, every])], axis=0)
         results.append(_expert(e, expert, rows))

@@ -23,7 +23,7 @@ from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import DType, Value
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.onnx.decoder import draft_decoder
-from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_onnx
+from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_packages
 from mnnsmith.onnx.emit import inner_shape, token_axis
 from mnnsmith.onnx.model import assemble, write_model
 from mnnsmith.onnx.weights import Place, lay_out, write_weights
@@ -52,7 +52,7 @@ def open_onnx(
     temporary folder, which goes when the reference is closed.  Raises `MissingResourceError` where
     the extra is not installed.
     """
-    require_onnx()
+    require_packages("onnx", "onnxruntime")
     folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
     try:
         return _OnnxReference(checkpoint, model, folder, threads)
@@ -201,10 +201,14 @@ def _head_weight(model: LanguageModel, places: Mapping[str, Place], data: Path) 
     """The head's weight [hidden, vocabulary], mapped from the file."""
     rows, cols = model.head.rows, model.head.cols
     if model.tied:
-        mapped = np.memmap(data, "<f4", "r", places["embedding"].offset, (rows, cols))
-        return mapped.T
-    offset = places["lm_head/weight"].offset
-    return np.memmap(data, "<f4", "r", offset, (cols, rows))
+        embedding = _mapped(data, places["embedding"], (rows, cols))
+        return np.transpose(embedding)
+    return _mapped(data, places["lm_head/weight"], (cols, rows))
+
+
+def _mapped(data: Path, place: Place, shape: tuple[int, int]) -> F32:
+    values: F32 = np.memmap(data, "<f4", "r", place.offset, shape)
+    return values
 
 
 def _comparable(value: Value) -> bool:
