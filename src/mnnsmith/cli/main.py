@@ -16,6 +16,7 @@ from mnnsmith.cli.check import check
 from mnnsmith.cli.console import clean, say, show_error
 from mnnsmith.cli.convert import convert
 from mnnsmith.cli.demo import demo
+from mnnsmith.cli.devices import devices
 from mnnsmith.cli.doctor import doctor
 from mnnsmith.cli.export import export
 from mnnsmith.cli.inspect import inspect
@@ -133,7 +134,7 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, inspect, check, profile, export, doctor, demo):
+for _verb in (convert, run, chat, inspect, check, profile, export, devices, doctor, demo):
     app.command(_verb.__name__)(_exits(_verb))
 
 

@@ -28,6 +28,7 @@ from mnnsmith.engine.emulated import (
 from mnnsmith.engine.selftest import check_engine
 from mnnsmith.errors import MissingResourceError
 
+_REMEDY = "Prepare it again with -v; if it fails again, please report what is shown."
 _DOWNLOADS, _LOCK, _ASIDE = "downloads", ".lock", "preparing-"
 
 
@@ -129,7 +130,7 @@ def _prepare(cache: Path, pins: Pins, mirror: str, progress: Progress) -> None:
             unpack_wheel(wheel, aside / WHEELS)
         for cpu in CPUS:
             # It also leaves compiled modules there, which halve the time of a start.
-            check_engine(launch_in(aside, cpu), EmulatedDevice.time_factor)
+            check_engine(launch_in(aside, cpu), EmulatedDevice.time_factor, _REMEDY)
         os.replace(aside, pins.folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -23,9 +23,9 @@ from mnnsmith.errors import MissingResourceError, UnsupportedError, UsageError
 PINS_FILE = Path(__file__).with_name("arm64.json")
 # Processors that the emulator knows, and what MNN 3.6.1 finds on them; by its own log.
 CPUS = {
-    "max": "fp16, int8 dot product, i8mm, SVE2: newer than any phone",
-    "cortex-a76": "fp16, int8 dot product: phones since 2019",
-    "cortex-a53": "neither: phones since 2014",
+    "max": "fp16, int8 dot product, i8mm, SVE2: as phones of 2022 and later",
+    "cortex-a76": "fp16, int8 dot product: as phones of 2019",
+    "cortex-a53": "neither of them: as phones of 2014",
 }
 DEFAULT_CPU = "max"
 # Below the folder of the prepared device.
