@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from exact import prompt
-from mnnsmith.api import prepare
+from mnnsmith.api import Engine, convert, prepare
 from mnnsmith.conversion.prepare import Prepared
+from mnnsmith.verify.probe import Probe, readable
+from mnnsmith.verify.stored import stored_checkpoint
 from mnnsmith.verify.transformers_reference import open_transformers
 from peaky import CASES, MIXTURES, make_checkpoint
 from routing_probe import routing_is_decisive
@@ -60,7 +63,8 @@ def test_every_way_equals_transformers(name: str, tmp_path: Path) -> None:
     logits, values = plain(model, IDS, marks)
     names = set()
     for source, streamed in ((ready, False), (ours(ready), False), (ours(ready), True)):
-        with open_transformers(source.checkpoint, source.model, streamed=streamed) as reference:
+        opened = open_transformers(source.checkpoint, source.model, streamed=streamed, threads=1)
+        with opened as reference:
             names.add(reference.name)
             assert set(marks) <= set(reference.available())
             run = reference.run(IDS, list(marks))
@@ -77,3 +81,43 @@ def test_every_way_equals_transformers(name: str, tmp_path: Path) -> None:
             again = reference.run(IDS[:1, :17])
             assert_close(again.hidden, run.hidden[:1, :17], f"{reference.name}: again")
     assert len(names) == 3
+
+
+INNER = (
+    ("llama-bias", "w4g32"),
+    ("phi3-longrope", "w8g64"),
+    ("gemma3_text", "w8g32-sym"),
+    ("qwen2_moe", "w4g32-sym"),
+    ("mixtral", "w8g32"),
+    ("deepseek_v2-grouped", "w4g32-head8"),
+    ("deepseek_v3-yarn", "w8g32-sym-latent"),
+)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("name", "recipe"), INNER)
+def test_inner_values_are_those_of_the_engine(name: str, recipe: str, tmp_path: Path) -> None:
+    """Every value that the reference offers, with the weights that the bundle stores."""
+    model = make_checkpoint(ALL[name], tmp_path / "source")
+    bundle = convert(tmp_path / "source", tmp_path / "bundle", recipe=recipe)
+    ready = prepare(tmp_path / "source", recipe=recipe)
+    stored = stored_checkpoint(bundle, ready)
+    drawn = (prompt(60, seed) for seed in range(40))
+    ids = next(row for row in drawn if routing_is_decisive(model, row))
+    with open_transformers(stored, ready.model, streamed=True, threads=1) as reference:
+        names = [v.name for v in readable(ready.model.graph) if v.name in reference.available()]
+        assert set(names) == set(reference.available())
+        assert reference.decisive(np.array([ids])).all()
+        run = reference.run(np.array([ids]), names)
+    with Probe(bundle, ready.model.graph, names, engine_at_high) as probe:
+        found = probe.run(ids)
+    for value in names:
+        assert_close(found[value], run.values[value][0], value)
+    kinds = Counter(node.kind for node in ready.model.graph.nodes)
+    # Of every linear layer but the head the output or, in latent attention, at least o's input.
+    latent = recipe.endswith("latent")
+    assert len(names) > (kinds["linear"] - 1 if not latent else 8 * ready.model.layers)
+
+
+def engine_at_high(folder: Path, **options: Any) -> Engine:
+    return Engine(folder, memory="high", precision="high", **options)
