@@ -172,6 +172,15 @@ def test_existing_files_are_replaced_on_demand_only(folder: Path, tmp_path: Path
         export_onnx(folder, tmp_path, force=True)
 
 
+def test_places_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingResourceError, match="cannot be written"):
+        export_onnx(folder, tmp_path / "file" / "model.onnx")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        export_onnx(folder, tmp_path / os.fsdecode(b"mod\xffel.onnx"))
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_the_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     write_llama(tmp_path / "model.gguf")
     before = (tmp_path / "model.gguf").read_bytes()

@@ -153,13 +153,26 @@ def _data_path(target: Path) -> Path:
 
 def _check_target(target: Path, replace: bool) -> None:
     """Whether the two files may be written, before any work is done."""
-    for path in (target, _data_path(target)):
-        if path.is_dir():
-            raise UsageError(f"{path}: is a folder.", "Choose another output, such as model.onnx.")
-        if not replace and os.path.lexists(path):
-            raise UsageError(
-                f"{path}: exists already.", "Choose another output, or replace it with --force."
-            )
+    name = str(target)
+    if name != os.fsencode(name).decode("utf-8", "replace"):
+        raise UsageError(
+            f"{name!a}: the path is not UTF-8 text, and the model must name its weights.",
+            "Choose another output.",
+        )
+    try:
+        for path in (target, _data_path(target)):
+            _check_free(path, replace)
+    except OSError as error:
+        raise disk_error(target, error) from error
+
+
+def _check_free(path: Path, replace: bool) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder.", "Choose another output, such as model.onnx.")
+    if not replace and os.path.lexists(path):
+        raise UsageError(
+            f"{path}: exists already.", "Choose another output, or replace it with --force."
+        )
 
 
 def _check_sources_apart(target: Path, checkpoint: Checkpoint) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mnnsmith.conversion.slots import matrix_rows, read_vector
 from mnnsmith.conversion.stream import pwrite, reserve
 from mnnsmith.errors import ConversionError
-from mnnsmith.graph.weights import MatrixSlot
+from mnnsmith.graph.weights import MatrixSlot, Table
 from mnnsmith.onnx.draft import FLOAT16, Weight
 from mnnsmith.quant.round_to_nearest import NotRepresentableError, to_float16, to_float32
 from mnnsmith.sources.checkpoint import Checkpoint, row_ranges
@@ -104,7 +104,7 @@ def _stored(weight: Weight, values: npt.NDArray[np.float32]) -> npt.NDArray[Any]
             return to_float16(values).astype("<f2", copy=False)
         return to_float32(values).astype("<f4", copy=False)
     except NotRepresentableError as error:
-        name = getattr(weight.slot, "tensor", "a table")
+        name = "A table" if isinstance(weight.slot, Table) else weight.slot.tensor
         raise ConversionError(
             f"{name}: {error}.", "Take --dtype fp32, or check the checkpoint."
         ) from error

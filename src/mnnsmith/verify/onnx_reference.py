@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from mnnsmith.errors import EngineError, UsageError
+from mnnsmith.errors import EngineError, MissingResourceError, UsageError
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import DType, Value
 from mnnsmith.models.language_model import LanguageModel
@@ -53,7 +54,12 @@ def open_onnx(
     the extra is not installed.
     """
     require_packages("onnx", "onnxruntime")
-    folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
+    except OSError as error:
+        raise MissingResourceError(
+            f"No temporary folder can be made: {error.strerror}.", "Free some disk space."
+        ) from error
     try:
         return _OnnxReference(checkpoint, model, folder, threads)
     except BaseException:
@@ -148,7 +154,8 @@ class _OnnxReference:
             }
             wanted = {port.name for port in session.get_inputs()}
             given = {name: feed for name, feed in feeds.items() if name in wanted}
-            outputs = _run(session, names, given)
+            with _our_errors():
+                outputs = session.run(list(names), given)
             yield {
                 name: np.asarray(value, dtype=np.float32).reshape(len(window), -1)
                 for name, value in zip(names, outputs, strict=True)
@@ -169,17 +176,20 @@ class _OnnxReference:
             options.log_severity_level = _LOG_ERRORS
             if self._threads is not None:
                 options.intra_op_num_threads = self._threads
-            self._sessions[names] = onnxruntime.InferenceSession(
-                str(file), options, providers=["CPUExecutionProvider"]
-            )
+            with _our_errors():
+                self._sessions[names] = onnxruntime.InferenceSession(
+                    str(file), options, providers=["CPUExecutionProvider"]
+                )
         return self._sessions[names]
 
 
-def _run(session: InferenceSession, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    """What ONNX Runtime raises, such as for too little memory, as our error."""
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
     try:
-        return list(session.run(list(names), dict(feeds)))
+        yield
     except (Fail, InvalidArgument, RuntimeException) as error:
         raise EngineError(f"ONNX Runtime failed: {str(error).splitlines()[0]:.300}") from error
 
