@@ -50,7 +50,7 @@ def test_what_is_huge_hides_nothing(where: str) -> None:
     y = x.copy()
     y[1:, [20, 21]] = x[1:, [21, 20]]
     plain = np.linalg.norm(y - x) / np.linalg.norm(x)
-    assert plain < 1e-4
+    assert plain < 1e-3
     assert compare(y, x).error > 0.1
 
 

@@ -85,6 +85,11 @@ class Probe:
         """The engine at work, for `reset`, `rewind` and `position`."""
         return self._engine
 
+    @property
+    def width(self) -> int:
+        """How many numbers one token gives."""
+        return sum(self._widths)
+
     def run(self, ids: Sequence[int]) -> dict[str, F32]:
         """Feed `ids` after what the cache holds: each value, float32 [len(ids), width].
 
@@ -94,7 +99,7 @@ class Probe:
         # The engine takes the rows' width for the vocabulary, and does not refuse these.
         if any(not 0 <= i < self._vocabulary for i in ids):
             raise UsageError(f"a token id is outside the vocabulary of {self._vocabulary}.")
-        total = sum(self._widths)
+        total = self.width
         out = {v.name: np.empty((len(ids), w), np.float32) for v, w in self._columns()}
         step = _piece(self._engine.vocab_size)
         for start in range(0, max(len(ids), 1), step):
