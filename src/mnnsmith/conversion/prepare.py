@@ -54,7 +54,7 @@ class Prepared:
 def prepare(
     model: str | Path,
     *,
-    recipe: str | Path | None = None,
+    recipe: str | Path | Recipe | None = None,
     revision: str | None = None,
     offline: bool = False,
     max_context: int | None = None,
@@ -62,10 +62,11 @@ def prepare(
 ) -> Prepared:
     """Open `model` and decide everything; raises what `convert` would raise before its work.
 
+    recipe: its name, a JSON file, or the recipe itself.
     fetch: False leaves the weights of a hub model where they are, and takes its tensors to be those
     that its config asks for.  True fetches them, once all else is known to be right.
     """
-    chosen = None if recipe is None else load_recipe(recipe)
+    chosen = recipe if recipe is None or isinstance(recipe, Recipe) else load_recipe(recipe)
 
     def decide(revision: str | None, weights: bool) -> Prepared:
         checkpoint = open_checkpoint(

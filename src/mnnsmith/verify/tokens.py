@@ -191,44 +191,64 @@ def original_folder(context: Context) -> Path | None:
 
 def _engine(context: Context, expected: Truth, cases: Sequence[_Case]) -> tuple[int, list[Finding]]:
     """How many texts the engine's own tokenizer takes otherwise, and what is to be said of them."""
-    declared = expected.report.differences
-    prefix = list(expected.report.prefix_ids)
-    added = tuple(token.content for token in expected.mtok.added_tokens)
-    library = TextTokenizer(expected.files.tokenizer_json)
-    faults = _Differences(TOKENIZER_FILE, "as the engine should take it")
-    known: dict[str, _Differences] = {}
+    limits = _Limits(expected)
     # Ids beyond the model's rows cannot be asked for.
     rows = context.bundle.vocab_size
     try:
         with context.open_engine(context.bundle.path) as engine:
             for case in cases:
-                ids = engine.engine_tokenize(case.text)
-                wanted = prefix + case.ids
-                if ids != wanted:
-                    same = library.decode(ids, skip_special=False) == library.decode(
-                        wanted, skip_special=False
-                    )
-                    why = explanation(Difference(case.text, added, same), declared)
-                    _sort(faults, known, why).add(case.text, ids, wanted)
-                if max(case.ids, default=0) >= rows:
-                    continue
-                shown = engine.engine_detokenize(case.ids).decode("utf-8", "replace")
-                if shown != case.shown:
-                    why = shown_explanation(shown, case.shown, declared)
-                    _sort(faults, known, why).add(case.text, shown, case.shown)
+                limits.compare_ids(case, engine.engine_tokenize(case.text))
+                if max(case.ids, default=0) < rows:
+                    shown = engine.engine_detokenize(case.ids)
+                    limits.compare_shown(case, shown.decode("utf-8", "replace"))
     except EngineError as error:
-        return len(faults.texts), [
-            *faults.findings("error"), Finding("error", TOKENIZER_FILE, error.message, error.hint)
-        ]  # fmt: skip
-    findings = list(faults.findings("error"))
-    for why, group in known.items():
-        findings += group.findings("warning", why)
-    texts = set(faults.texts).union(*(group.texts for group in known.values()))
-    return len(texts), findings
+        broken = Finding("error", TOKENIZER_FILE, error.message, error.hint)
+        return limits.count, [*limits.findings(), broken]
+    return limits.count, list(limits.findings())
 
 
-def _sort(faults: _Differences, known: dict[str, _Differences], why: str | None) -> _Differences:
-    if why is None:
-        return faults
-    where = f"{TOKENIZER_FILE}, in the engine"
-    return known.setdefault(why, _Differences(where, "as the original's, as is known"))
+class _Limits:
+    """What the engine does otherwise: faults, and apart from them what is known, by its cause."""
+
+    def __init__(self, expected: Truth) -> None:
+        self._declared = expected.report.differences
+        self._prefix = list(expected.report.prefix_ids)
+        self._added = tuple(token.content for token in expected.mtok.added_tokens)
+        self._library = TextTokenizer(expected.files.tokenizer_json)
+        self._faults = _Differences(TOKENIZER_FILE, "as the engine should take it")
+        self._known: dict[str, _Differences] = {}
+        self._shown: dict[str, _Differences] = {}
+
+    @property
+    def count(self) -> int:
+        """Texts with other ids, and those that are shown otherwise for no known cause.
+
+        A habit of showing, such as a space before every text, is no difference of the tokenizer.
+        """
+        return len(set(self._faults.texts).union(*(group.texts for group in self._known.values())))
+
+    def compare_ids(self, case: _Case, ids: list[int]) -> None:
+        wanted = self._prefix + case.ids
+        if ids != wanted:
+            texts = [self._library.decode(given, skip_special=False) for given in (ids, wanted)]
+            same_pieces = sorted(ids) == sorted(wanted)
+            found = Difference(case.text, self._added, same_pieces, texts[0] == texts[1])
+            self._group(self._known, explanation(found, self._declared)).add(case.text, ids, wanted)
+
+    def compare_shown(self, case: _Case, shown: str) -> None:
+        if shown != case.shown:
+            why = shown_explanation(shown, case.shown, self._declared)
+            self._group(self._shown, why).add(case.text, shown, case.shown)
+
+    def findings(self) -> Iterator[Finding]:
+        yield from self._faults.findings("error")
+        for why, group in self._known.items():
+            yield from group.findings("warning", why)
+        for why, group in self._shown.items():
+            yield from group.findings("note", why)
+
+    def _group(self, known: dict[str, _Differences], why: str | None) -> _Differences:
+        if why is None:
+            return self._faults
+        where = f"{TOKENIZER_FILE}, in the engine"
+        return known.setdefault(why, _Differences(where, "as the original's, as is known"))
