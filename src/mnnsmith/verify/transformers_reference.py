@@ -58,21 +58,26 @@ def open_transformers(
     Raises `MissingResourceError` without the extra `reference`, `UnsupportedError` where
     transformers does not know the model, `SourceError` for tensors that do not fit it.
     """
-    torch, transformers = torch_and_transformers()
+    _, transformers = torch_and_transformers()
     if streamed is None:
         parameters = sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values())
         streamed = 4 * parameters + _OVERHEAD_BYTES > free_memory_bytes()
     name = f"transformers {transformers.__version__}, float32"
     folder = own_folder(checkpoint)
     threads = threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
     pool = ThreadPoolExecutor(threads)
     try:
         if streamed:
             torch_model = build(checkpoint)
             streaming = StreamedModel(torch_model, checkpoint, pool)
             return TransformersReference(
-                f"{name}, weights streamed", torch_model, model, checkpoint, pool, streaming
+                f"{name}, weights streamed",
+                torch_model,
+                model,
+                checkpoint,
+                pool,
+                threads,
+                streaming,
             )
         if folder is not None:
             torch_model = load_folder(folder, checkpoint)
@@ -80,7 +85,7 @@ def open_transformers(
         else:
             torch_model = build(checkpoint)
             StreamedModel(torch_model, checkpoint, pool).load_all()
-        return TransformersReference(name, torch_model, model, checkpoint, pool, None)
+        return TransformersReference(name, torch_model, model, checkpoint, pool, threads, None)
     except BaseException:
         pool.shutdown()
         raise
@@ -106,6 +111,7 @@ class TransformersReference:
         model: LanguageModel,
         checkpoint: Checkpoint,
         pool: ThreadPoolExecutor,
+        threads: int,
         streaming: StreamedModel | None,
     ) -> None:
         self._name = name
@@ -114,9 +120,10 @@ class TransformersReference:
         self._head = head_tensor(model, checkpoint)
         self._head_values: Any = None
         self._pool = pool
+        self._threads = threads
         self._streaming = streaming
         self._values = module_values(model, {n for n, _ in torch_model.named_modules()})
-        self._decisive: dict[bytes, npt.NDArray[np.bool_]] = {}
+        self._decisive: dict[tuple[int, bytes], npt.NDArray[np.bool_]] = {}
 
     @property
     def name(self) -> str:
@@ -131,20 +138,19 @@ class TransformersReference:
         Raises `UsageError` for ids or names of values that there are not, `SourceError` where the
         original itself computes what is not finite.
         """
-        torch, _ = torch_and_transformers()
         ids = self._checked(ids)
         unknown = sorted(set(values) - self._values.keys())
         if unknown:
             raise UsageError(f"{self._name} has no value {unknown[0]!r:.80}.")
         with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(quiet())
+            stack.enter_context(self._computing())
             stack.enter_context(self._in_batches(*ids.shape))
             watch = stack.enter_context(ValueWatch(self._torch_model, self._values, values))
             routers = stack.enter_context(RouterWatch(self._torch_model, *ids.shape))
             hidden = self._hidden(stack, ids).numpy()
-        self._decisive[ids.tobytes()] = routers.decisive
         _check_finite(self._name, ids, hidden)
+        if self._model.mixture:
+            self._decisive[len(ids), ids.tobytes()] = routers.decisive
         return ReferenceRun(ids, hidden, watch.values(*ids.shape))
 
     def decisive(self, ids: IDS) -> npt.NDArray[np.bool_]:
@@ -152,15 +158,16 @@ class TransformersReference:
         ids = self._checked(ids)
         if not self._model.mixture:
             return np.ones(len(ids), dtype=np.bool_)
-        if ids.tobytes() not in self._decisive:
+        key = len(ids), ids.tobytes()
+        if key not in self._decisive:
             self.run(ids)
-        return self._decisive[ids.tobytes()]
+        return self._decisive[key]
 
     def logits(self, hidden: F32) -> F32:
         """As `Reference.logits`."""
         torch, _ = torch_and_transformers()
         rows, width = self._head.shape
-        with torch.no_grad():
+        with self._computing():
             x = torch.from_numpy(np.ascontiguousarray(hidden, dtype=np.float32))
             if self._streaming is None:
                 found: F32 = self._torch_model.get_output_embeddings()(x).numpy()
@@ -187,6 +194,18 @@ class TransformersReference:
     ) -> None:
         self._pool.shutdown()
         self._torch_model = self._streaming = self._head_values = None
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Without gradients and chatter, on as many threads as were asked for."""
+        torch, _ = torch_and_transformers()
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            with torch.no_grad(), quiet():
+                yield
+        finally:
+            torch.set_num_threads(before)
 
     def _hidden(self, stack: ExitStack, ids: IDS) -> Any:
         torch, _ = torch_and_transformers()
