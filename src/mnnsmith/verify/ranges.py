@@ -28,14 +28,17 @@ from mnnsmith.text.tokenizer import TextTokenizer
 from mnnsmith.verify.context import Context, Level
 from mnnsmith.verify.exact import SETTINGS
 from mnnsmith.verify.probe import F32, Probe, readable
+from mnnsmith.verify.reference import IDS
 from mnnsmith.verify.results import Finding, Outcome, RangeFigures, Severity, ValueRange
-from mnnsmith.verify.texts import Window, cut_windows, shipped_sections, user_sections
+from mnnsmith.verify.texts import cut_windows, shipped_sections, user_sections
 
 # Another text may well have values so many times as large.
 _NEAR = FP16_MAX / 4
 # Room for rounding on the way, and a round number.
 _CLIP_LIMIT = 60000
-_TOKENS: dict[Level, int] = {"quick": 768, "full": 8192}
+_TOKENS: dict[Level, int] = {"quick": 512, "full": 8192}
+# Of each window: more texts say more than longer ones.
+_WINDOW_TOKENS: dict[Level, int] = {"quick": 64, "full": 256}
 # These move data or are made of none; the head is as wide as the vocabulary and comes last.
 _NOT_MEASURED = frozenset({
     "input", "table", "integers", "convert", "reshape", "slice", "concat", "pad", "gather",
@@ -110,10 +113,10 @@ def check_ranges(context: Context) -> Outcome[RangeFigures]:
     found = _measure(context, graph, windows)
     fp16 = _computes_in_fp16(context.bundle)
     tokenizer = TextTokenizer(context.bundle.tokenizer_json())
-    ids = [int(i) for window in windows for i in window.inputs]
-    tokens = [tokenizer.decode([i], skip_special=False) for i in ids]
+    ids = np.concatenate(windows)
+    tokens = [tokenizer.decode([int(i)], skip_special=False) for i in ids]
     figures = RangeFigures(
-        tokens=len(ids),
+        tokens=ids.size,
         limit=FP16_MAX,
         values=tuple(_of_every_layer(found)),
     )
@@ -124,27 +127,22 @@ def check_ranges(context: Context) -> Outcome[RangeFigures]:
     return Outcome(_summary(found, fp16=fp16), figures, findings)
 
 
-def _windows(context: Context) -> list[Window]:
-    """Beginnings of the sections in turn, until there are tokens enough."""
+def _windows(context: Context) -> list[IDS]:
+    """Ids from the sections in turn, [n] each, until there are enough."""
     sections = user_sections(context.texts) if context.texts else shipped_sections()
     tokenizer = TextTokenizer(context.bundle.tokenizer_json())
     cut = cut_windows(sections, tokenizer, context.level, context.bundle.max_context).windows
     by_section = [[w for w in cut if w.section == s.name] for s in sections]
     rounds = max(len(part) for part in by_section)
     turns = [part[i] for i in range(rounds) for part in by_section if i < len(part)]
-    chosen: list[Window] = []
-    tokens = 0
-    for window in turns:
-        if tokens >= _TOKENS[context.level]:
-            break
-        # All that is fed must be ids that the model knows.
-        if window.ids.max() < context.bundle.vocab_size:
-            chosen.append(window)
-            tokens += window.inputs.size
-    return chosen
+    # All that is fed must be ids that the model knows.
+    ids = [w.inputs for w in turns if w.inputs.max() < context.bundle.vocab_size]
+    ids = [part[: _WINDOW_TOKENS[context.level]] for part in ids]
+    ends = np.cumsum([part.size for part in ids])
+    return ids[: 1 + int(np.searchsorted(ends, _TOKENS[context.level]))]
 
 
-def _measure(context: Context, graph: Graph, windows: Sequence[Window]) -> list[ValueRange]:
+def _measure(context: Context, graph: Graph, windows: Sequence[IDS]) -> list[ValueRange]:
     """The largest of every value, in the order of computation."""
     names = measured(graph)
     found = {name: _Largest() for name in names}
@@ -160,7 +158,7 @@ def _measure(context: Context, graph: Graph, windows: Sequence[Window]) -> list[
             probe.engine.reset()
             for part in scores:
                 part.begin()
-            ids = window.inputs.tolist()
+            ids = window.tolist()
             for start in range(0, len(ids), step):
                 values = probe.run(ids[start : start + step])
                 for name in names:
@@ -276,7 +274,11 @@ def _findings(
 def _layers(values: Sequence[ValueRange]) -> str:
     """Where the values are."""
     layers = sorted({value.layer for value in values if value.layer is not None})
-    return f"layer {', '.join(map(str, layers))}" if layers else values[0].name
+    if not layers:
+        return values[0].name
+    if len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1:
+        return f"layers {layers[0]} to {layers[-1]}"
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
 
 
 def _listed(values: Sequence[ValueRange], tokens: Sequence[str]) -> str:
