@@ -67,22 +67,30 @@ def prepare_arm64(
             _prepare(cache, parts, base, progress or (lambda _: None))
     except OSError as error:
         raise MissingResourceError(
-            f"{cache}: cannot be written: {error.strerror}.",
+            f"{cache}: cannot be written: {error.strerror or error}.",
             "Set XDG_CACHE_HOME to a folder with 500 MB of free space.",
         ) from error
     return Prepared(parts.folder, time.monotonic() - began)
 
 
 def remove_arm64() -> int:
-    """Remove the emulated device, of this and other versions: bytes of disk space freed."""
+    """Remove the emulated device, of this and other versions: bytes of disk space freed.
+
+    Raises MissingResourceError when that is not allowed.
+    """
     cache = devices_cache()
     if not cache.is_dir():
         return 0
     freed = disk_bytes(cache)
-    with _alone(cache):
-        for entry in cache.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
+    try:
+        with _alone(cache):
+            for entry in cache.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+    except OSError as error:
+        raise MissingResourceError(
+            f"{cache}: cannot be removed: {error.strerror}.", "Check its permissions."
+        ) from error
     return freed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def _fetch(package: PinnedPackage, mirrors: Sequence[str], file: Path, progress:
                 raise MissingResourceError(
                     f"{address}: the server refused it with {error.code}.", _HINT
                 ) from error
-        except (urllib.error.URLError, OSError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             if mirror == mirrors[0]:
                 raise MissingResourceError(f"{address}: {reason}.", _HINT) from error

@@ -125,7 +125,7 @@ class EmulatedDevice:
     cpu: str = DEFAULT_CPU
     pins: Pins | None = None
 
-    # Measured for a model of 135M parameters: 20 to 60 times the time of two x86 cores.
+    # A token takes about a hundred times as long (135M parameters, two cores); the limits are wide.
     time_factor: ClassVar[float] = 50.0
     maps_weights: ClassVar[bool] = False
 
@@ -181,6 +181,7 @@ def launch_in(folder: Path, cpu: str) -> Launch:
     environment = {
         "PYTHONHOME": str(system / "usr"),
         "PYTHONPATH": str(folder / WHEELS),
+        "PYTHONNOUSERSITE": "1",
         "LC_ALL": "C.UTF-8",
     }
     return Launch(command, environment)

@@ -97,10 +97,10 @@ class SshDevice:
 
     def _copy(self, files: Sequence[Path]) -> str:
         """Copy what is not there yet: the folder with all of `files` by name."""
-        entries = [
-            {"name": path.name, "size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
-            for path in files
-        ]
+        try:
+            entries = [_entry(path) for path in files]
+        except OSError as error:
+            raise EngineError(f"{error.filename}: cannot be read: {error.strerror}.") from error
         sources = {entry["sha256"]: path for entry, path in zip(entries, files, strict=True)}
         with self._connect() as connection:
             connection.write(json.dumps({"files": entries}).encode("ascii") + b"\n")
@@ -239,6 +239,11 @@ class _Connection:
             f"{self._name}: its python3 ended with exit status {status}: {log_tail(self._log)}",
             "Python 3.10 or newer, MNN and numpy are needed there.",
         )
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """What the receiver is told of a file."""
+    return {"name": path.name, "size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def parse_ssh(text: str) -> SshDevice:
