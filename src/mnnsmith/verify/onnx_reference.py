@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 _HIDDEN = "hidden_states"
-_DATA = "weights.data"
+_MODEL, _DATA = "model.onnx", "weights.data"
 # Scores of a router that differ by less, relatively, count as a tie; two programs that compute in
 # float32 differ by some 1e-6 to 1e-5.
 _TIE = 1e-4
@@ -68,7 +68,11 @@ def open_onnx(
 
 
 class _OnnxReference:
-    """One session for each set of values that was asked for, all over one file of weights."""
+    """A session over a file of weights, made anew when other values are asked for.
+
+    There is one at a time, since each holds the weights, in its own order; it gives all values that
+    were ever asked for, so that it is seldom made.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,8 @@ class _OnnxReference:
         )  # fmt: skip
         self._values = {v.name: v for v in self._graph.values if _comparable(v)}
         self._head = _head_weight(model, self._places, self._path / _DATA)
-        self._sessions: dict[frozenset[str], InferenceSession] = {}
+        self._given: frozenset[str] = frozenset()
+        self._session: InferenceSession | None = None
 
     @property
     def name(self) -> str:
@@ -139,13 +144,13 @@ class _OnnxReference:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._sessions.clear()
+        self._session = None
         del self._head
         self._folder.cleanup()
 
     def _windows(self, ids: IDS, names: Sequence[str]) -> Iterator[dict[str, F32]]:
         """The values [n, width] of one window after the other, each from an empty cache."""
-        session = self._session(frozenset(names))
+        session = self._giving(frozenset(names))
         for window in ids:
             feeds = {
                 "input_ids": window[None].astype(np.int64),
@@ -161,26 +166,29 @@ class _OnnxReference:
                 for name, value in zip(names, outputs, strict=True)
             }
 
-    def _session(self, names: frozenset[str]) -> InferenceSession:
-        if names not in self._sessions:
-            import onnxruntime
+    def _giving(self, names: frozenset[str]) -> InferenceSession:
+        """A session that gives at least these values."""
+        if self._session is not None and names <= self._given:
+            return self._session
+        import onnxruntime
 
-            outputs = {
-                name: Port(FLOAT, ("batch", "sequence", *inner_shape(self._values[name])))
-                for name in sorted(names)
-            }
-            model = assemble(self._draft, self._places, _DATA, outputs, {})
-            file = self._path / f"{len(self._sessions)}.onnx"
-            write_model(model, file)
-            options = onnxruntime.SessionOptions()
-            options.log_severity_level = _LOG_ERRORS
-            if self._threads is not None:
-                options.intra_op_num_threads = self._threads
-            with _our_errors():
-                self._sessions[names] = onnxruntime.InferenceSession(
-                    str(file), options, providers=["CPUExecutionProvider"]
-                )
-        return self._sessions[names]
+        self._session = None
+        self._given |= names
+        outputs = {
+            name: Port(FLOAT, ("batch", "sequence", *inner_shape(self._values[name])))
+            for name in sorted(self._given)
+        }
+        file = self._path / _MODEL
+        write_model(assemble(self._draft, self._places, _DATA, outputs, {}), file)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _LOG_ERRORS
+        if self._threads is not None:
+            options.intra_op_num_threads = self._threads
+        with _our_errors():
+            self._session = onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+        return self._session
 
 
 @contextmanager
