@@ -156,8 +156,10 @@ def test_one_value_two_steps_off(sound: tuple[Path, Prepared]) -> None:
 def test_a_scale_that_is_no_number(sound: tuple[Path, Prepared]) -> None:
     bundle, ready = sound
     patch(bundle, task_of(ready, "layer0/mlp/up").record.scales_offset, lambda d: d * 0 + 255, 4)
-    (finding,) = errors(checked(bundle, ready))
+    outcome = checked(bundle, ready)
+    (finding,) = errors(outcome)
     assert finding.where == "layer0/mlp/up" and "the first is row 0" in finding.message
+    assert all(np.isfinite([m.error, m.steps]).all() for m in outcome.figures.matrices)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,8 @@ from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, VectorSlot
 from mnnsmith.mnn.config_files import MODEL_FILE, WEIGHT_FILE
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import F32, BlockFormat, Checkpoint, QuantizedRows, Tensor
-from mnnsmith.verify.stored_weights import (
-    EMBEDDING,
-    StoredMatrix,
-    StoredVector,
-    StoredWeights,
-    read_stored_weights,
-)
+from mnnsmith.verify.stored_records import StoredMatrix, StoredVector
+from mnnsmith.verify.stored_weights import EMBEDDING, StoredWeights, read_stored_weights
 
 HEAD_TENSOR = "lm_head.weight"
 _SHOWN = 6

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.engine.converter import mnn_to_graph_json
@@ -24,117 +24,15 @@ from mnnsmith.graph.weights import MatrixSlot, VectorSlot
 from mnnsmith.mnn.config_files import MODEL_FILE, WEIGHT_FILE
 from mnnsmith.mnn.weight_records import BlockEncoding, Encoding, FloatEncoding, block_header
 from mnnsmith.models.language_model import LanguageModel
-from mnnsmith.sources.checkpoint import QuantizedRows
-from mnnsmith.sources.floats import decode_float
 from mnnsmith.verify.results import Finding
 from mnnsmith.verify.stored_fields import Fields
+from mnnsmith.verify.stored_records import StoredMatrix, StoredVector
 
 EMBEDDING = "embedding"
-F32 = npt.NDArray[np.float32]
 # The engine's enumeration of stored forms: blocks of integers, fp16, fp32.
 _BLOCKS, _FP16, _FP32 = 1, 3, 8
 # Graph kinds that read weights, as the engine calls them.
 _KINDS = {"linear": "Convolution", "rms_norm": "LayerNorm", "rope": "RoPE", "table": "Const"}
-
-
-@dataclass(frozen=True)
-class StoredMatrix:
-    """A matrix [rows, cols] in the weight file; offsets and sizes in bytes."""
-
-    operator: str
-    rows: int
-    cols: int
-    encoding: Encoding
-    codes_offset: int
-    scales_offset: int
-    file: OpenFile
-
-    @property
-    def nbytes(self) -> int:
-        """Codes and scales, or float values."""
-        return self.rows * (self._codes_row_bytes + self._scales_row_bytes)
-
-    @property
-    def _codes_row_bytes(self) -> int:
-        return self.cols * self.encoding.bits // 8
-
-    @property
-    def _scales_row_bytes(self) -> int:
-        if isinstance(self.encoding, FloatEncoding):
-            return 0
-        numbers = self.cols // self.encoding.block * (1 if self.encoding.symmetric else 2)
-        return numbers * self.encoding.scale_bits // 8
-
-    def same_place(self, other: StoredMatrix) -> bool:
-        """Whether both read the same bytes in the same way."""
-        mine = (self.rows, self.cols, self.encoding, self.codes_offset)
-        theirs = (other.rows, other.cols, other.encoding, other.codes_offset)
-        blocks = isinstance(self.encoding, BlockEncoding)
-        return mine == theirs and not (blocks and self.scales_offset != other.scales_offset)
-
-    def rows_of(self, start: int, stop: int) -> F32:
-        """float32 [stop - start, cols], dequantized."""
-        if isinstance(self.encoding, BlockEncoding):
-            return self.blocks_of(start, stop).dequantize()
-        raw = self._read(self.codes_offset, self._codes_row_bytes, start, stop)
-        values = decode_float("F16" if self.encoding.bits == 16 else "F32", raw)
-        return values.reshape(stop - start, self.cols)
-
-    def blocks_of(self, start: int, stop: int) -> QuantizedRows:
-        """The codes and scales of rows start..stop; only of a matrix stored in blocks."""
-        encoding = self.encoding
-        assert isinstance(encoding, BlockEncoding)
-        raw = self._read(self.codes_offset, self._codes_row_bytes, start, stop)
-        if encoding.bits == 4:
-            pairs = np.empty((raw.size, 2), dtype=np.uint8)
-            np.right_shift(raw, 4, out=pairs[:, 0])
-            np.bitwise_and(raw, 15, out=pairs[:, 1])
-            raw = pairs
-        codes = raw.reshape(stop - start, self.cols)
-        alpha = decode_float(
-            "F16" if encoding.scale_bits == 16 else "F32",
-            self._read(self.scales_offset, self._scales_row_bytes, start, stop),
-        ).reshape(stop - start, self.cols // encoding.block, -1)
-        zero = None if encoding.symmetric else np.ascontiguousarray(alpha[..., 0])
-        scale = np.ascontiguousarray(alpha[..., -1])
-        return QuantizedRows(encoding.bits, encoding.block, codes, scale, zero)
-
-    def _read(self, offset: int, row_bytes: int, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        if not 0 <= start <= stop <= self.rows:
-            raise SourceError(f"{self.operator}: rows {start}:{stop} of {self.rows} do not exist.")
-        raw = pread_exact(
-            self.file.fd, (stop - start) * row_bytes, offset + start * row_bytes,
-            f"{self.file.path} ({self.operator})",
-        )  # fmt: skip
-        return np.frombuffer(raw, dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class StoredVector:
-    """A gain, bias, constant or table; in the weight file at `place`, or in the graph itself.
-
-    rounded: kept in the graph, whose numbers the converter gives with six decimals.
-    """
-
-    operator: str
-    size: int
-    place: tuple[OpenFile, int] | None
-    inline: F32 | None = None
-
-    @property
-    def rounded(self) -> bool:
-        return self.inline is not None
-
-    def values(self) -> F32:
-        """float32 [size]."""
-        if self.place is None:
-            assert self.inline is not None
-            return self.inline
-        file, offset = self.place
-        raw = pread_exact(file.fd, 4 * self.size, offset, f"{file.path} ({self.operator})")
-        return np.frombuffer(raw, dtype="<f4")
-
-
 # By operator and the slot's part ("gain", "bias", "values", ...).
 Vectors: TypeAlias = Mapping[tuple[str, str], StoredVector]
 
@@ -174,15 +72,15 @@ def read_stored_weights(bundle: Bundle, model: LanguageModel) -> StoredWeights:
 
     expected = {node.name: node for node in model.graph.all_nodes() if node.slots}
     for name, node in expected.items():
-        attempt(name, lambda node=node: _read_node(  # type: ignore[misc]
-            reader, node, operators.get(node.name), matrices, vectors))  # fmt: skip
+        operator = operators.get(name)
+        attempt(name, partial(_read_node, reader, node, operator, matrices, vectors))
 
     def embedding() -> None:
         matrices[EMBEDDING] = _embedding(reader, config, model.embedding)
 
     attempt("llm_config.json: tie_embeddings", embedding)
-    for name, operator in operators.items():
-        if operator.get("type") == "Convolution" and name not in expected:
+    for name, found in operators.items():
+        if found.get("type") == "Convolution" and name not in expected:
             problems.append(Finding("error", name, f"{name}: the model has no such linear layer."))
     return StoredWeights(matrices, vectors, tuple(problems))
 

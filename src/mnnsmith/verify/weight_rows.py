@@ -12,7 +12,7 @@ from mnnsmith.conversion.plan import MatrixTask
 from mnnsmith.conversion.slots import matrix_rows
 from mnnsmith.mnn.weight_records import BlockEncoding
 from mnnsmith.sources.checkpoint import QuantizedRows, row_ranges
-from mnnsmith.verify.stored_weights import StoredMatrix
+from mnnsmith.verify.stored_records import StoredMatrix
 
 F32 = npt.NDArray[np.float32]
 _BLOCK_BYTES = 4 << 20
@@ -65,7 +65,6 @@ def compare_rows(task: MatrixTask, matrix: StoredMatrix, start: int, stop: int) 
     with np.errstate(all="ignore"):
         found -= expected
         difference = np.abs(found, out=found).reshape(stop - start, -1)
-        squares = float(np.vdot(difference, difference))
         if blocks is None:
             steps = None
             good = difference <= _float_bound(expected, encoding.bits)
@@ -75,10 +74,19 @@ def compare_rows(task: MatrixTask, matrix: StoredMatrix, start: int, stop: int) 
             good = largest <= bound
             used = blocks.scale > 0
             in_steps = np.divide(largest, blocks.scale, out=np.zeros_like(largest), where=used)
-            steps = float(in_steps.max(initial=0.0))
-    # The negation also takes what is no number.
-    off = start + np.flatnonzero(~good.all(-1))
-    return Difference(squares, float(np.vdot(expected, expected)), steps, off)
+            steps = float(in_steps.max(initial=0.0, where=np.isfinite(in_steps)))
+        # The negation also takes what is no number.
+        off = start + np.flatnonzero(~good.all(-1))
+        return Difference(_squares(difference), _squares(expected), steps, off)
+
+
+def _squares(values: F32) -> float:
+    """The sum of squares, of finite values where there are others."""
+    total = float(np.vdot(values, values))
+    if np.isfinite(total):
+        return total
+    wide = values[np.isfinite(values)].astype(np.float64)
+    return float(np.vdot(wide, wide))
 
 
 def _float_bound(expected: F32, bits: int) -> F32:

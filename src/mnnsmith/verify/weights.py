@@ -19,12 +19,8 @@ from mnnsmith.graph.weights import MatrixSlot, Role, Table
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.results import Finding, Outcome, StoredWeight, WeightFigures
 from mnnsmith.verify.stored import printed_value
-from mnnsmith.verify.stored_weights import (
-    EMBEDDING,
-    StoredMatrix,
-    StoredWeights,
-    read_stored_weights,
-)
+from mnnsmith.verify.stored_records import StoredMatrix
+from mnnsmith.verify.stored_weights import EMBEDDING, StoredWeights, read_stored_weights
 from mnnsmith.verify.weight_rows import Difference, compare_rows, find_rows, rows_at_a_time
 
 # An error that many times the median of its peers is worth a word; fewer peers say nothing.
