@@ -110,6 +110,7 @@ def test_every_way_equals_transformers(name: str, tmp_path: Path) -> None:
 
 
 INNER = (
+    ("llama-tied", "w4g32-embed8"),
     ("llama-bias", "w4g32"),
     ("phi3-longrope", "w8g64"),
     ("gemma3_text", "w8g32-sym"),
@@ -135,6 +136,9 @@ def test_inner_values_are_those_of_the_engine(name: str, recipe: str, tmp_path: 
         assert set(names) == set(reference.available())
         assert reference.decisive(np.array([ids])).all()
         run = reference.run(np.array([ids]), names)
+        logits = reference.logits(run.hidden[0])
+    with engine_at_high(bundle.path) as engine:
+        assert_close(engine.forward(ids, all_positions=True), logits, "logits")
     with Probe(bundle, ready.model.graph, names, engine_at_high) as probe:
         found = probe.run(ids)
     for value in names:
