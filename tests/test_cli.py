@@ -28,6 +28,7 @@ COMMANDS = (
     "chat",
     "inspect",
     "check",
+    "verify",
     "profile",
     "export",
     "devices",

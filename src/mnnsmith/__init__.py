@@ -6,7 +6,7 @@
     with mnnsmith.Engine(bundle.path) as engine:
         logits = engine.forward([1, 2, 3])
 
-The verbs are those of the command line: `inspect`, `convert`, `check`, `open_bundle`, `Engine`.
+The verbs are those of the command line: `inspect`, `convert`, `check`, `verify`, ...
 Importing this module loads nothing heavy; each name is loaded on first use.
 """
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Inspection,
         Prepared,
         SamplingOptions,
+        Verification,
         check,
         convert,
         export_onnx,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
         open_bundle,
         prepare,
         profile_experts,
+        read_verification,
+        verify,
     )
 
 __all__ = [
@@ -44,6 +47,7 @@ __all__ = [
     "Inspection",
     "Prepared",
     "SamplingOptions",
+    "Verification",
     "__version__",
     "check",
     "convert",
@@ -52,6 +56,8 @@ __all__ = [
     "open_bundle",
     "prepare",
     "profile_experts",
+    "read_verification",
+    "verify",
 ]
 
 

@@ -10,6 +10,9 @@ from mnnsmith.inspection.check import CheckReport, check
 from mnnsmith.inspection.expert_use import ExpertUse, profile_experts
 from mnnsmith.inspection.inspect import Inspection, inspect
 from mnnsmith.onnx.export import Exported, export_onnx
+from mnnsmith.verify.results import Verification
+from mnnsmith.verify.results_json import read_verification
+from mnnsmith.verify.verify import verify
 
 __all__ = [
     "Bundle",
@@ -21,6 +24,7 @@ __all__ = [
     "Prepared",
     "ProgressCallback",
     "SamplingOptions",
+    "Verification",
     "check",
     "convert",
     "export_onnx",
@@ -28,4 +32,6 @@ __all__ = [
     "open_bundle",
     "prepare",
     "profile_experts",
+    "read_verification",
+    "verify",
 ]

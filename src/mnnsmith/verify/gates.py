@@ -11,7 +11,7 @@ import numpy as np
 
 from mnnsmith.errors import UsageError
 from mnnsmith.verify.intervals import standard_error, t_quantile
-from mnnsmith.verify.results import Gate, Interval, StatisticalFigures, Verification
+from mnnsmith.verify.results import Gate, Interval, StatisticalFigures, Subject, Verification
 
 # Of the one-sided test for a regression: one alarm in twenty is false.
 _LEVEL = 0.95
@@ -67,7 +67,8 @@ def judge(
     """
     gates = list(_thresholds(found, thresholds))
     if baseline is not None:
-        _require_same_model(found, baseline)
+        require_same_model(found.subject, baseline.subject)
+        _require_same_reference(found, baseline)
         gates += _baseline(found, baseline)
     return tuple(gates)
 
@@ -112,16 +113,20 @@ def _shown(interval: Interval, limit: float, form: str) -> str:
     return f"{mean} (95 %: {low} to {high}{unsure})"
 
 
-def _require_same_model(found: Verification, old: Verification) -> None:
+def require_same_model(found: Subject, old: Subject) -> None:
+    """See that a baseline is of this very model, whatever its recipe; raises `UsageError`."""
     for what, now, before in (
-        ("model type", found.subject.model_type, old.subject.model_type),
-        ("source", _last_part(found.subject.source), _last_part(old.subject.source)),
+        ("model type", found.model_type, old.model_type),
+        ("source", _last_part(found.source), _last_part(old.source)),
     ):
         if now != before:
             raise UsageError(
                 f"the baseline is of another model: {what} {before!r}, here {now!r}.",
                 "Give the JSON of an earlier verification of the same model.",
             )
+
+
+def _require_same_reference(found: Verification, old: Verification) -> None:
     new_figures, old_figures = found.figures.statistical, old.figures.statistical
     if new_figures is None or old_figures is None or not _paired(new_figures, old_figures):
         return
