@@ -333,6 +333,20 @@ def test_every_available_value_is_given(tmp_path: Path) -> None:
             reference.run(windows, ["layer9"])
 
 
+def test_a_clip_is_computed_as_well(folder: Path) -> None:
+    ready = prepare(folder, recipe="fp16")
+    with open_onnx(ready.checkpoint, ready.model, threads=1) as reference:
+        free = reference.run(np.array([IDS])).hidden
+    value = next(v for v in ready.model.graph.values if v.name == "layer0/mlp/down")
+    ready.model.graph.clip(value, 0.5)
+    with open_onnx(ready.checkpoint, ready.model, threads=1) as reference:
+        run = reference.run(np.array([IDS]), [value.name, f"{value.name}/clip"])
+    before, after = run.values[value.name], run.values[f"{value.name}/clip"]
+    assert np.abs(before).max() > 1
+    np.testing.assert_array_equal(after, before.clip(-0.5, 0.5))
+    assert np.abs(run.hidden - free).max() > 0.1
+
+
 def test_near_ties_of_a_router_are_told_by_window(tmp_path: Path) -> None:
     """Two experts with one router row tie wherever both are at the edge of the chosen ones."""
     tensors = write_mixture(tmp_path / "decisive")

@@ -84,6 +84,8 @@ class _OnnxReference:
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()
+        # Of the library as a whole, which looks for devices; sessions have a level of their own.
+        onnxruntime.set_default_logger_severity(_LOG_ERRORS)
         if model.tied and checkpoint.config.get("tie_word_embeddings") is False:
             model = _with_own_head(model)
         self._folder = folder
