@@ -18,6 +18,7 @@ from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.errors import UsageError
 from mnnsmith.verify.context import Context, Weights
 from mnnsmith.verify.layers import allowed_error, check_layers
+from mnnsmith.verify.onnx_reference import open_onnx
 from mnnsmith.verify.reference import Reference
 from mnnsmith.verify.stored import stored_checkpoint
 from mnnsmith.verify.transformers_reference import open_transformers
@@ -174,6 +175,30 @@ def test_without_bisect_it_says_what_a_landmark_tells(tmp_path: Path) -> None:
     assert outcome.findings[0].where == "layer 0, attention (layer0/attention/o)"
     assert "It begins at position 1: rope" in str(outcome.findings[0].hint)
     assert "--bisect" in str(outcome.findings[0].hint)
+
+
+def test_with_a_reference_of_every_value_each_operator_is_compared(tmp_path: Path) -> None:
+    """ONNX Runtime computes our graph, clips included; the tables of rope are told from rope itself."""
+    make_checkpoint(CASES["llama"], tmp_path / "model")
+    recipe = tmp_path / "recipe.json"
+    clip = [{"value": "layer1/mlp/act", "limit": 0.3}]
+    recipe.write_text(json.dumps({"default": "fp16", "clip": clip}))
+    convert(tmp_path / "model", tmp_path / "bundle", recipe=recipe)
+    original = prepare(tmp_path / "model", recipe=recipe)
+    for theta, inside in ((10000.0, None), (20000.0, "rope/cos_low")):
+        config(tmp_path / "model", rope_parameters={**_ROPE, "rope_theta": theta})
+        right = prepare(tmp_path / "model", recipe=recipe)
+        given = Context(
+            open_bundle(tmp_path / "bundle"), original, "quick", Engine,
+            lambda _, r=right: open_onnx(r.checkpoint, r.model, threads=1), threads=1,
+        )  # fmt: skip
+        outcome = check_layers(given, bisect=True)
+        bad = [v.name for v in outcome.figures.bisected if v.error > allowed_error(0)]
+        if inside is None:
+            assert not outcome.findings and not bad
+        else:
+            assert bad[0] == inside
+            assert "tables of rope" in str(outcome.findings[0].hint)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -165,6 +165,11 @@ def _rope(e: Evidence) -> str:
     )
 
 
+def _gather(_: Evidence) -> str:
+    """Rows of a table, by the token's position."""
+    return "The tables of rope differ: its base, scaling or factor, or the positions."
+
+
 def _mixed(e: Evidence) -> str:
     """Attention itself, by operator."""
     heads = _heads(e)
@@ -201,7 +206,7 @@ def _operator(e: Evidence) -> str:
 _TELLERS = {
     "attention": _attention, "mlp": _mlp, "residual": _residual, "linear": _linear,
     "rms_norm": _norm, "rope": _rope, "mix": _mixed, "binary": _activation, "unary": _activation,
-    "mixture": _mixture,
+    "mixture": _mixture, "gather": _gather,
 }  # fmt: skip
 
 
