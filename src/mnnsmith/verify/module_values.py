@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.graph.core import Node
-from mnnsmith.graph.values import Value
 from mnnsmith.graph.weights import MatrixSlot, Role, VectorSlot
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.verify.module_weights import module_of_tensor
@@ -61,7 +60,7 @@ def _linear(model: LanguageModel) -> Iterator[tuple[str, ModuleValue]]:
             nodes[slot.tensor].append(node)
     for tensor, readers in nodes.items():
         module = _owner(tensor)
-        inputs = {_name(node.inputs[0]) for node in readers}
+        inputs = {node.inputs[0].name for node in readers}
         if module is None or len(inputs) > 1:
             continue
         for node in readers:
@@ -100,10 +99,6 @@ def _owner(tensor: str) -> str | None:
     """The module whose weight a tensor is."""
     name = module_of_tensor(tensor)
     return name.removesuffix(_WEIGHT) if name.endswith(_WEIGHT) else None
-
-
-def _name(value: Value) -> str:
-    return value.name
 
 
 def wanted_by_module(

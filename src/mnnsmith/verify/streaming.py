@@ -18,7 +18,11 @@ from mnnsmith.verify.reference import IDS
 
 @dataclass(frozen=True)
 class _Slot:
-    """A parameter (or saved buffer) of a module, and the tensors that fill it."""
+    """A parameter (or saved buffer) of a module, and the tensors that fill it.
+
+    key: its name within its block, by which the next block uses its memory again.  empty: what
+    stands there while it is not filled.
+    """
 
     module: Any
     leaf: str
@@ -30,7 +34,7 @@ class _Slot:
 class StreamedModel:
     """A model built without weights whose blocks are filled as they are run.
 
-    All but the blocks and the embedding is filled at once.  The embedding holds the rows of the
+    All but the blocks and the embedding is filled by the first run.  The embedding holds the rows of the
     tokens in hand only, which are fed by their place among them; the head is left to the caller.
     """
 
@@ -41,27 +45,25 @@ class StreamedModel:
         self._layers = list(model.base_model.layers)
         self._embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
-        names = {id(module): name for name, module in model.named_modules()}
-        self._embedding_name = f"{names[id(self._embedding)]}.weight"
-        self._blocks = [self._slots(layer, names[id(layer)]) for layer in self._layers]
-        within = {id(module) for layer in self._layers for module in layer.modules()}
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._blocks = [self._slots(layer) for layer in self._layers]
+        others = {id(module) for layer in self._layers for module in layer.modules()}
+        others |= {id(self._embedding), id(head)}
         self._rest: list[_Slot] = []
         for name, module in model.named_modules():
-            if id(module) not in within and module is not self._embedding and module is not head:
-                self._rest += self._own_slots(module, name, name)
+            if id(module) not in others:
+                self._rest += self._own_slots(module, name)
         self._buffers: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._rest_filled = False
 
     def load_all(self) -> None:
         """Fill every parameter, for good."""
-        model = self._model
-        head = model.get_output_embeddings()
-        slots = [*self._rest, *(slot for block in self._blocks for slot in block)]
-        slots += self._own_slots(self._embedding, self._embedding_name[: -len(".weight")], "")
-        if head.weight is not self._embedding.weight:
-            names = {id(module): name for name, module in model.named_modules()}
-            slots += self._own_slots(head, names[id(head)], "")
+        head = self._model.get_output_embeddings()
         tied = head.weight is self._embedding.weight
+        slots = [*self._rest, *(slot for block in self._blocks for slot in block)]
+        slots += self._own_slots(self._embedding, "embedding")
+        if not tied:
+            slots += self._own_slots(head, "head")
         for slot in slots:
             self._fill(slot, reuse=False)
         if tied:
@@ -78,7 +80,8 @@ class StreamedModel:
                 self._fill(slot, reuse=False)
             self._rest_filled = True
         unique, places = np.unique(ids, return_inverse=True)
-        table = torch.from_numpy(_rows_of(self._checkpoint.tensors[self._embedding_name], unique))
+        name = f"{self._names[id(self._embedding)]}.weight"
+        table = torch.from_numpy(_rows_of(self._checkpoint.tensors[name], unique))
         empty = self._embedding.weight
         self._embedding.weight = torch.nn.Parameter(table, requires_grad=False)
         handles = []
@@ -127,15 +130,15 @@ class StreamedModel:
         for slot in slots:
             _put(slot, slot.empty)
 
-    def _slots(self, top: Any, prefix: str) -> list[_Slot]:
-        """Those of a module and all within."""
-        found = []
-        for name, module in top.named_modules():
-            found += self._own_slots(module, f"{prefix}.{name}" if name else prefix, name)
-        return found
+    def _slots(self, top: Any) -> list[_Slot]:
+        """Those of a module and all within, by their names within."""
+        return [
+            slot for name, module in top.named_modules() for slot in self._own_slots(module, name)
+        ]
 
-    def _own_slots(self, module: Any, prefix: str, key: str) -> list[_Slot]:
+    def _own_slots(self, module: Any, key: str) -> list[_Slot]:
         """Those of one module, buffers that a checkpoint holds included."""
+        prefix = self._names[id(module)]
         saved = {
             leaf: buffer
             for leaf, buffer in module._buffers.items()
