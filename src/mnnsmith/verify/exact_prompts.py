@@ -39,7 +39,7 @@ class Prompt:
 def decisive_prompts(
     context: Context, tokenizer: TextTokenizer, reference: Reference
 ) -> tuple[Prompt, ...]:
-    """Prompts on which no router of the reference is near a tie, the first one of text.
+    """Prompts on which no router of the reference is near a tie.
 
     Some are of text in several languages, some of random ids with control tokens between them.
     All are of one length, shorter ones where no long one is decisive; at level full a longer one

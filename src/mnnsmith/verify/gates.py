@@ -77,22 +77,33 @@ def _thresholds(found: Verification, limits: Thresholds) -> Iterator[Gate]:
     if not limits.needs_statistics:
         return
     figures = _statistics(found, "a threshold")
-    if figures is None:
-        limit = "measured figures"
-        yield Gate("statistical", limit, "none: the statistical check failed", False)
+    kl = top1 = increase = None
+    if figures is not None:
+        kl, top1, increase = figures.kl, figures.top1, figures.perplexity_increase
+    yield from _threshold("max-kl", "KL at most", limits.max_kl, kl, "{:.3g}")
+    yield from _threshold("min-top1", "top-1 at least", limits.min_top1, top1, "{:.2%}", least=True)
+    limit = limits.max_ppl_increase
+    yield from _threshold("max-ppl-increase", "perplexity at most", limit, increase, "{:+.2%}")
+
+
+def _threshold(
+    name: str,
+    what: str,
+    limit: float | None,
+    found: Interval | None,
+    form: str,
+    *,
+    least: bool = False,
+) -> Iterator[Gate]:
+    """One gate where there is a limit.  least: the mean must not be below it, else not above."""
+    if limit is None:
         return
-    if limits.max_kl is not None:
-        kl, most = figures.kl, limits.max_kl
-        yield Gate("max-kl", f"KL at most {most:g}", _shown(kl, most, "{:.3g}"), kl.mean <= most)
-    if limits.min_top1 is not None:
-        top1, least = figures.top1, limits.min_top1
-        text = _shown(top1, least, "{:.2%}")
-        yield Gate("min-top1", f"top-1 at least {least:.2%}", text, top1.mean >= least)
-    if limits.max_ppl_increase is not None:
-        increase, most = figures.perplexity_increase, limits.max_ppl_increase
-        text = _shown(increase, most, "{:+.2%}")
-        limit = f"perplexity at most {most:+.2%}"
-        yield Gate("max-ppl-increase", limit, text, increase.mean <= most)
+    wanted = f"{what} {form.format(limit)}"
+    if found is None:
+        yield Gate(name, wanted, "not measured: the statistical check failed", False)
+        return
+    passed = found.mean >= limit if least else found.mean <= limit
+    yield Gate(name, wanted, _shown(found, limit, form), passed)
 
 
 def _statistics(found: Verification, wanted_by: str) -> StatisticalFigures | None:
