@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mnnsmith.api import Engine, convert, prepare
 from mnnsmith.errors import UsageError
 from mnnsmith.text.tokenizer import TextTokenizer
+from mnnsmith.verify.context import Context
 from mnnsmith.verify.results_json import non_finite
 from mnnsmith.verify.statistical import check_statistical
 from mnnsmith.verify.texts import cut_windows, shipped_sections
+from mnnsmith.verify.transformers_reference import open_transformers
 from verify_stand_ins import StandInEngine, StandInReference, stand_in_context, true_logits
 
 # The token of "e", often the right one.
@@ -167,3 +171,34 @@ def test_what_the_reference_runs_does_not_depend_on_the_bundle(tmp_path: Path) -
     long = [row.tolist() for ids in runs(StandInEngine(), "full") for row in ids]
     for row in (row.tolist() for ids in first for row in ids):
         assert any(other[: len(row)] == row for other in long)
+
+
+@pytest.mark.engine
+@pytest.mark.reference
+def test_a_real_bundle_as_shipped(tmp_path: Path) -> None:
+    """The figures of a quantized bundle are those of its own logits and transformers'."""
+    from exact import Pair, log_softmax
+    from peaky import CASES, make_checkpoint
+
+    pair = Pair(tmp_path / "source", make_checkpoint(CASES["llama-bias"], tmp_path / "source"))
+    kl = {}
+    for recipe in ("w8g32", "w4g32"):
+        bundle = convert(pair.folder, tmp_path / recipe, recipe=recipe)
+        original = prepare(pair.folder, recipe=recipe)
+
+        def reference(weights: str, original: Any = original) -> Any:
+            assert weights == "original"
+            return open_transformers(original.checkpoint, original.model, threads=2)
+
+        found = check_statistical(Context(bundle, original, "quick", Engine, reference)).figures
+        assert found is not None and non_finite(found) is None
+        tokenizer = TextTokenizer(bundle.tokenizer_json())
+        window = cut_windows(shipped_sections(), tokenizer, "quick", 2048).windows[0]
+        with Engine(bundle.path) as engine:
+            logits = engine.forward(window.inputs.tolist(), all_positions=True)
+        p = log_softmax(pair.logits(window.inputs.tolist()))
+        q = log_softmax(logits.astype(np.float64))
+        blocks = (np.exp(p) * (p - q)).sum(-1).reshape(-1, 32).mean(1)
+        np.testing.assert_allclose(found.block_kl[: blocks.size], blocks, rtol=1e-3)
+        kl[recipe] = found.kl
+    assert 0 < kl["w8g32"].high < kl["w4g32"].low
