@@ -12,6 +12,7 @@ from mnnsmith.errors import BundleError
 
 # Far above any size or place in a weight file.
 _LARGEST = 1 << 48
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 class Fields:
@@ -47,15 +48,15 @@ class Fields:
         return value
 
     def numbers(self, key: str, size: int) -> npt.NDArray[np.float32]:
-        """float32 [size]."""
+        """float32 [size], finite."""
         value = self._data.get(key)
         if (
             not isinstance(value, list)
             or len(value) != size
-            or not all(type(v) in (int, float) for v in value)
+            or not all(type(v) in (int, float) and abs(v) <= _LARGEST_FLOAT for v in value)
         ):
             raise self._error(key, f"{size} numbers", value)
-        return np.array(value, dtype=np.float64).astype(np.float32)
+        return np.array(value, dtype=np.float32)
 
     def text(self, key: str, default: str) -> str:
         """A string."""

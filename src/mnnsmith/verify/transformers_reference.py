@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mnnsmith.engine.machine import usable_processors
 from mnnsmith.errors import SourceError, UsageError
 from mnnsmith.graph.weights import MatrixSlot, Role
 from mnnsmith.models.language_model import LanguageModel
@@ -64,7 +65,7 @@ def open_transformers(
         streamed = 4 * parameters + _OVERHEAD_BYTES > free_memory_bytes()
     name = f"transformers {transformers.__version__}, float32"
     folder = own_folder(checkpoint)
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or usable_processors()
     pool = ThreadPoolExecutor(threads)
     try:
         if streamed:

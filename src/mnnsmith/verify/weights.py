@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ import numpy as np
 from mnnsmith.conversion.plan import MatrixTask, scheme_of
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.conversion.slots import read_vector
+from mnnsmith.engine.machine import usable_processors
 from mnnsmith.errors import MnnsmithError, UsageError
 from mnnsmith.graph.weights import MatrixSlot, Role, Table
 from mnnsmith.verify.context import Context
@@ -46,7 +46,7 @@ def check_weights(context: Context) -> Outcome[WeightFigures]:
     findings = list(stored.problems)
     figures: list[StoredWeight] = []
     tasks = list(_pairs(stored, original))
-    with ThreadPoolExecutor(context.threads or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(context.threads or usable_processors()) as pool:
         for task, matrix, difference in _differences(pool, tasks):
             figures.append(_figure(task, matrix, difference))
             findings += _scheme_findings(task, matrix)
