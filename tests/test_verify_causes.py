@@ -65,4 +65,4 @@ def test_heads_that_changed_places_are_named() -> None:
     wrong = right.copy()
     wrong[:, 8:16] *= -1
     made = evidence([0], kind="mix", actual=wrong, reference=right, head_dim=8)
-    assert "Of 4 heads, only head 1 is wrong" in likely_cause(made)
+    assert "Of 4 heads these differ: head 1" in likely_cause(made)

@@ -133,7 +133,7 @@ FAULTS = {
         before=lambda m: tensor(m, "model.layers.1.self_attn.q_proj.weight", swap_heads),
     ),
     "rows swapped": Fault(
-        "llama", "layer2/mlp/down", "layer2/mlp/down", "rows 3, 77 is wrong",
+        "llama", "layer2/mlp/down", "layer2/mlp/down", "these differ: rows 3, 77",
         before=lambda m: tensor(m, "model.layers.2.mlp.down_proj.weight", swap_rows),
     ),
     "attention scale": Fault(
@@ -178,7 +178,7 @@ def test_without_bisect_it_says_what_a_landmark_tells(tmp_path: Path) -> None:
 
 
 def test_with_a_reference_of_every_value_each_operator_is_compared(tmp_path: Path) -> None:
-    """ONNX Runtime computes our graph, clips included; the tables of rope are told from rope itself."""
+    """ONNX Runtime computes our graph, clips included; rope's tables are told from rope."""
     make_checkpoint(CASES["llama"], tmp_path / "model")
     recipe = tmp_path / "recipe.json"
     clip = [{"value": "layer1/mlp/act", "limit": 0.3}]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from mnnsmith.bundle import Bundle
 from mnnsmith.engine import Engine
 from mnnsmith.graph.core import Node
@@ -55,8 +57,8 @@ def bisect_block(
             first = replace(
                 found, value=value, node=node, kind=kind, ids=(ids,), parts=(difference,),
                 cuts=cuts(ids.size), head_dim=_head_dim(graph, node, value),
-                agreeing=frozenset(agreeing), actual=actual[value.name],
-                reference=expected[value.name],
+                agreeing=frozenset(agreeing), reference=expected[value.name],
+                actual=actual[value.name] if np.isfinite(actual[value.name]).all() else None,
             )  # fmt: skip
     return tuple(figures), first or found
 

@@ -39,7 +39,7 @@ class Evidence:
     window: the width of the model's sliding window, where it has one.  routed: whether the layer
     has experts.  clipped: whether a recipe's clip lies before it.  head_dim: where the value
     consists of heads.  agreeing: values before it that were compared and agree.
-    actual, reference: the value on one prompt, [n, width], where it was read alone.
+    actual, reference: the value on one prompt, [n, width], where that was kept; both are finite.
     """
 
     value: Value
@@ -61,14 +61,15 @@ class Evidence:
     @property
     def bad(self) -> list[Flags]:
         """Which tokens differ, for each prompt."""
-        # A single token scatters more than the mean of many.
-        return [part.token_errors > 10 * self.allowed for part in self.parts]
+        # A single token scatters more than the mean of many; of a small difference, most of it.
+        largest = max(float(part.token_errors.max()) for part in self.parts)
+        limit = min(10 * self.allowed, largest / 3)
+        return [part.token_errors > limit for part in self.parts]
 
     @property
-    def first_position(self) -> int | None:
+    def first_position(self) -> int:
         """The first position that differs in any prompt."""
-        firsts = [int(bad.argmax()) for bad in self.bad if bad.any()]
-        return min(firsts, default=None)
+        return min(int(bad.argmax()) for bad in self.bad if bad.any())
 
 
 def likely_cause(evidence: Evidence) -> str:
@@ -88,7 +89,7 @@ def likely_cause(evidence: Evidence) -> str:
 def _attention(e: Evidence) -> str:
     """The output of attention, from the normalized input on."""
     position = e.first_position
-    if position in (0, None):
+    if position == 0:
         return (
             "The first token differs, for which attention only passes its value on: the norm before"
             " attention (epsilon, gain), the weights of v or o, or the order of heads."
@@ -125,7 +126,7 @@ def _linear(e: Evidence) -> str:
     bad = np.flatnonzero(np.max([part.channel_errors for part in e.parts], axis=0) > 10 * e.allowed)
     if 0 < bad.size <= _FEW and bad.size < slot.rows:
         rows = bad if slot.transposed else slot.source_rows()[bad]
-        return f"Its input agrees; of the weight {slot.tensor} {_listed('row', rows)} is wrong."
+        return f"Its input agrees; of {slot.tensor} these differ: {_listed('row', rows)}."
     heads = _heads(e)
     if heads is not None:
         return f"Its input agrees. {heads} (weight {slot.tensor})"
@@ -154,7 +155,7 @@ def _norm(e: Evidence) -> str:
 
 
 def _rope(e: Evidence) -> str:
-    if e.first_position in (0, None):
+    if e.first_position == 0:
         return (
             "q and k agree, and they are turned wrongly even at position 0, where rope leaves them "
             "as they are: a norm of q and k, or the factor of the rope tables (YaRN, longrope)."
@@ -177,7 +178,7 @@ def _mixed(e: Evidence) -> str:
         return f"q, k and v agree. {heads}"
     seen = [name for name in e.agreeing if name.endswith(("/rope/q", "/rope/k"))]
     rope = "" if len(seen) == 2 else "rope (base, scaling, width, which elements pair up), "
-    if e.first_position in (0, None):
+    if e.first_position == 0:
         return "q, k and v agree, the first token does not: the order of heads, or values' width."
     return _positions(e) or (
         f"q, k and v agree, and it begins at position {e.first_position}: {rope}the scale of "
@@ -213,8 +214,6 @@ _TELLERS = {
 def _positions(e: Evidence) -> str | None:
     """What the position from which on tokens differ says by itself."""
     position = e.first_position
-    if position is None:
-        return None
     if position in e.cuts:
         return (
             f"The tokens before {position} agree, and at {position} a later part of the text was "
@@ -268,7 +267,7 @@ def _heads(e: Evidence) -> str | None:
         pairs = ", ".join(f"head {i} has what head {j} should" for i, j in held.items())
         return f"The order of heads: {pairs}."
     if 0 < wrong.size < len(heads):
-        return f"Of {len(heads)} heads, only {_listed('head', wrong)} is wrong."
+        return f"Of {len(heads)} heads these differ: {_listed('head', wrong)}."
     return None
 
 

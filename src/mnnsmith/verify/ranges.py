@@ -138,6 +138,8 @@ def _windows(context: Context) -> list[IDS]:
     # All that is fed must be ids that the model knows.
     ids = [w.inputs for w in turns if w.inputs.max() < context.bundle.vocab_size]
     ids = [part[: _WINDOW_TOKENS[context.level]] for part in ids]
+    if not ids:
+        raise UsageError("the texts have no window of tokens that the model knows, each one.")
     ends = np.cumsum([part.size for part in ids])
     return ids[: 1 + int(np.searchsorted(ends, _TOKENS[context.level]))]
 
