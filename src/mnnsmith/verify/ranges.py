@@ -139,7 +139,11 @@ def _windows(context: Context) -> list[IDS]:
     ids = [w.inputs for w in turns if w.inputs.max() < context.bundle.vocab_size]
     ids = [part[: _WINDOW_TOKENS[context.level]] for part in ids]
     if not ids:
-        raise UsageError("the texts have no window of tokens that the model knows, each one.")
+        raise UsageError(
+            f"no text has a window of tokens that all lie in the vocabulary of "
+            f"{context.bundle.vocab_size}.",
+            "Give another text.",
+        )
     ends = np.cumsum([part.size for part in ids])
     return ids[: 1 + int(np.searchsorted(ends, _TOKENS[context.level]))]
 
