@@ -209,7 +209,7 @@ def _show(result: Verification) -> None:
             shown = lines.splitlines()
             cut = [*shown[:_MAX_LINES], "..."] if len(shown) > _MAX_LINES else shown
             say("\n     ".join(cut), style.red if finding.severity == "error" else "")
-            if finding.hint and finding.severity == "error":
+            if finding.hint and finding.severity != "note":
                 say(f"     {_line(finding.hint)}")
     say("passed" if result.passed else "failed", style.green if result.passed else style.red)
 
