@@ -29,6 +29,7 @@ COMMANDS = (
     "inspect",
     "check",
     "verify",
+    "report",
     "profile",
     "export",
     "devices",

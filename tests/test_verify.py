@@ -20,6 +20,7 @@ from mnnsmith.verify import references
 from mnnsmith.verify import verify as verify_module
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.gates import Thresholds
+from mnnsmith.verify.record import recorded_verification
 from mnnsmith.verify.results import (
     CHECKS,
     ExactFigures,
@@ -305,7 +306,32 @@ def test_the_bundle_keeps_the_verdict_and_stays_whole(
     assert noted["passed"] is True and noted["date"] == found.date
     assert noted["source"] == "model" and noted["settings"] == found.subject.settings
     assert noted["checks"]["files"] == {"status": "passed", "summary": found.checks[0].summary}
-    assert api.check(bundle).passed and sorted(os.listdir(bundle)) == sorted(os.listdir(made[1]))
+    assert api.check(bundle).passed
+    assert set(os.listdir(bundle)) == {*os.listdir(made[1]), "verification.json"}
+    assert recorded_verification(api.open_bundle(bundle)) == found
+
+
+def test_fewer_checks_do_not_replace_more(made: tuple[Path, Path], bundle: Path) -> None:
+    api.verify(bundle, made[0], checks=FAST)
+    before = manifest(bundle)
+    found = api.verify(bundle, made[0], checks=["files"])
+    assert "made more checks" in found.checks[0].findings[-1].message
+    assert manifest(bundle) == before
+
+
+def test_a_record_of_other_files_is_refused(made: tuple[Path, Path], bundle: Path) -> None:
+    with pytest.raises(UsageError, match="not verified yet"):
+        recorded_verification(api.open_bundle(bundle))
+    api.verify(bundle, made[0], checks=FAST)
+    change_json(bundle / "llm_config.json", lambda c: c.update(other=1))
+    with pytest.raises(UsageError, match="other files"):
+        recorded_verification(api.open_bundle(bundle))
+
+
+def test_a_verified_bundle_can_be_replaced(made: tuple[Path, Path], bundle: Path) -> None:
+    api.verify(bundle, made[0], checks=["files"])
+    api.convert(made[0], bundle, recipe="fp16", force=True)
+    assert "verification.json" not in os.listdir(bundle)
 
 
 def test_a_bundle_that_cannot_be_written(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         prepare,
         profile_experts,
         read_verification,
+        recorded_verification,
+        report_page,
         verify,
     )
 
@@ -57,6 +59,8 @@ __all__ = [
     "prepare",
     "profile_experts",
     "read_verification",
+    "recorded_verification",
+    "report_page",
     "verify",
 ]
 

@@ -12,6 +12,10 @@ from mnnsmith.errors import BundleError, SourceError
 from mnnsmith.files import read_json_object, replace_text
 
 MANIFEST = "mnnsmith.json"
+# The whole result of the last verification, of which the manifest keeps the main part.
+VERIFICATION = "verification.json"
+# What belongs to a bundle beside the files that its manifest lists.
+UNLISTED = frozenset({MANIFEST, VERIFICATION})
 FORMAT = 1
 _LARGEST_SETTING = 1 << 31
 

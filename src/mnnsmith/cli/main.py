@@ -21,6 +21,7 @@ from mnnsmith.cli.doctor import doctor
 from mnnsmith.cli.export import export
 from mnnsmith.cli.inspect import inspect
 from mnnsmith.cli.profile import profile
+from mnnsmith.cli.report import report
 from mnnsmith.cli.run import run
 from mnnsmith.cli.verify import verify
 from mnnsmith.errors import MnnsmithError
@@ -135,7 +136,20 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, inspect, check, verify, profile, export, devices, doctor, demo):
+for _verb in (
+    convert,
+    run,
+    chat,
+    inspect,
+    check,
+    verify,
+    report,
+    profile,
+    export,
+    devices,
+    doctor,
+    demo,
+):
     app.command(_verb.__name__)(_exits(_verb))
 
 

@@ -34,8 +34,9 @@ class _Slot:
 class StreamedModel:
     """A model built without weights whose blocks are filled as they are run.
 
-    All but the blocks and the embedding is filled by the first run.  The embedding holds the rows of the
-    tokens in hand only, which are fed by their place among them; the head is left to the caller.
+    All but the blocks and the embedding is filled by the first run.  The embedding holds the rows
+    of the tokens in hand only, which are fed by their place among them; the head is left to the
+    caller.
     """
 
     def __init__(self, model: Any, checkpoint: Checkpoint, pool: ThreadPoolExecutor) -> None:
