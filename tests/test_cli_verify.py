@@ -114,6 +114,8 @@ def test_a_missed_gate(made: tuple[Path, Path], bundle: Path, tmp_path: Path) ->
         (["--text", "/no/such"], 2, "/no/such"),
         (["--json", "/no/such/folder/x.json"], 2, "there is no folder"),
         (["--markdown", "/"], 2, "is a folder"),
+        (["--json", ""], 2, "is empty"),
+        (["--json", "/tmp/no-such", "--junit", "/tmp/../tmp/no-such"], 2, "is given twice"),
         (["--min-top1", "95"], 2, "--min-top1"),
         (["--max-kl", "nan"], 2, "--max-kl"),
         (["--baseline", "/no/such.json"], 2, "cannot be read"),
@@ -142,6 +144,14 @@ def test_a_hostile_baseline(made: tuple[Path, Path], tmp_path: Path, text: str, 
     found = verify(made[1], *FAST, "--baseline", tmp_path / "old.json")
     assert (found.returncode, found.stdout) == (2, "")
     assert words in found.stderr and "\x1b" not in found.stderr
+
+
+@pytest.mark.parametrize("name", ["mnnsmith.json", "llm.mnn.weight"])
+def test_a_result_does_not_replace_a_file_of_the_bundle(bundle: Path, name: str) -> None:
+    before = (bundle / name).read_bytes()
+    found = verify(bundle, *FAST, "--json", bundle / name)
+    assert (found.returncode, found.stdout) == (2, "") and "file of the bundle" in found.stderr
+    assert (bundle / name).read_bytes() == before
 
 
 def test_an_interrupt_leaves_nothing_behind(

@@ -235,6 +235,11 @@ def test_no_such_reference(made: tuple[Path, Path], reference: str) -> None:
         ({"device": "moon"}, "moon"),
         ({"checks": FAST, "thresholds": Thresholds(max_kl=1.0)}, "need the statistical check"),
         ({"checks": FAST, "save_reference": "x"}, "need the statistical check"),
+        ({"threads": 0}, "threads must be from 1 to 1024"),
+        ({"threads": 10**20}, "threads must be from 1 to 1024"),
+        ({"save_reference": ""}, "is empty"),
+        ({"save_reference": "/no/such/run.npz"}, "there is no folder"),
+        ({"save_reference": "/"}, "is a folder"),
     ],
 )
 def test_wrong_options_are_told_before_the_work(
@@ -246,6 +251,23 @@ def test_wrong_options_are_told_before_the_work(
     stubs.update(dict.fromkeys(CHECKS, never))
     with pytest.raises(UsageError, match=words):
         api.verify(made[1], made[0], **options)
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "model/config.json", "bundle/llm.mnn"])
+def test_a_reference_does_not_replace_what_is_read(
+    made: tuple[Path, Path], tmp_path: Path, name: str
+) -> None:
+    for folder in made:
+        shutil.copytree(folder, tmp_path / folder.name)
+    # However the place is called.
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(UsageError, match="is to be read"):
+        api.verify(
+            tmp_path / "bundle", tmp_path / "model", save_reference=tmp_path / "link",
+            reference="onnx",
+        )  # fmt: skip
+    assert (tmp_path / name).read_bytes() == before
 
 
 # --- the original --------------------------------------------------------------------------------

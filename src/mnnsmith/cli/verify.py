@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -116,7 +115,7 @@ def verify(
     junit: JunitFile = None,
 ) -> None:
     """Compare a bundle with its original; exit code 9 when they differ where they must not."""
-    outputs = _outputs(json_file, markdown, junit)
+    outputs = _outputs(directory, json_file, markdown, junit)
     from mnnsmith import api
     from mnnsmith.verify.gates import Thresholds
 
@@ -157,22 +156,26 @@ def verify(
         )
 
 
-def _outputs(json_file: str | None, markdown: Path | None, junit: Path | None) -> dict[str, Path]:
+def _outputs(
+    directory: Path, json_file: str | None, markdown: Path | None, junit: Path | None
+) -> dict[str, Path]:
     """Where what goes, if each place can be written: known before the work, not after it."""
-    from mnnsmith.files import user_path
+    from mnnsmith.files import output_file, user_path
 
     given = {"json": json_file, "markdown": markdown, "junit": junit}
     outputs = {
-        kind: user_path(path)
+        kind: output_file(path)
         for kind, path in given.items()
         if path is not None and path != _STDOUT
     }
-    for path in outputs.values():
-        if path.is_dir() or not path.parent.is_dir():
-            what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-            raise UsageError(f"{path}: {what}.", "Give the name of a file.")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UsageError(f"{path}: cannot be written.", "Check permissions.")
+    bundle = user_path(directory).resolve()
+    places = [path.resolve() for path in outputs.values()]
+    for path, place in zip(outputs.values(), places, strict=True):
+        if place.parent == bundle and place.exists():
+            raise UsageError(f"{path}: is a file of the bundle.", "Give another name.")
+        regular = place.is_file() or not place.exists()
+        if regular and places.count(place) > 1:
+            raise UsageError(f"{path}: is given twice.", "Give each output a file of its own.")
     return outputs
 
 

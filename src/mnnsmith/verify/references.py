@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.errors import UsageError
-from mnnsmith.files import user_path
+from mnnsmith.files import output_file, user_path
 from mnnsmith.verify.context import Weights
 from mnnsmith.verify.onnx_reference import open_onnx
 from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
@@ -60,9 +60,9 @@ class Chosen:
 def choose_reference(reference: str | Path, save_as: str | Path | None) -> Chosen:
     """Understand "auto", "transformers", "onnx", or the path of a saved one.
 
-    Raises `UsageError` for what is neither.
+    Raises `UsageError` for what is neither, and for a place where nothing can be saved.
     """
-    save = None if save_as is None else user_path(save_as)
+    save = None if save_as is None else output_file(save_as, regular=True)
     if reference in _PACKAGES:
         return Chosen("onnx" if reference == "onnx" else "transformers", save_as=save)
     if reference == "auto":
@@ -169,6 +169,10 @@ class _Lease:
     @property
     def name(self) -> str:
         return self._reference.name
+
+    @property
+    def computes(self) -> bool:
+        return self._reference.computes
 
     def available(self) -> Collection[str]:
         return self._reference.available()

@@ -13,6 +13,7 @@ from typing import Any
 from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.engine import Device, Engine, parse_device
+from mnnsmith.engine.machine import MAX_THREADS
 from mnnsmith.errors import MissingResourceError, MnnsmithError, UsageError
 from mnnsmith.inspection.check import check
 from mnnsmith.mnn.graph_json import ENGINE_VERSION
@@ -104,6 +105,8 @@ def verify(
     """
     began = time.monotonic()
     chosen_level, limits = _level(level), thresholds or Thresholds()
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"threads must be from 1 to {MAX_THREADS}, found {threads}.")
     engines = _Engines(parse_device(device))
     chosen = choose_reference(reference, save_reference)
     files = tuple(Path(text) for text in texts)
@@ -173,8 +176,18 @@ def _outline(
             bundle, source, revision=revision, offline=offline,
             weights=any(name not in WITHOUT_ORIGINAL for name in chosen),
         )  # fmt: skip
+    if reference.save_as is not None:
+        _check_apart(reference.save_as, bundle, original)
     reason = f"there is nothing to compare with. {HINT}"
     return _Outline(bundle, original, chosen, dict.fromkeys(lacking, reason), reference)
+
+
+def _check_apart(path: Path, bundle: Bundle, original: Prepared | None) -> None:
+    """A file that is to be written must not be one of those that are to be read."""
+    place = path.resolve()
+    read = [*bundle.path.iterdir(), *(original.checkpoint.files if original else ())]
+    if any(place == file.resolve() for file in read):
+        raise UsageError(f"{path}: is to be read, and would be replaced.", "Give another name.")
 
 
 def _compare(
