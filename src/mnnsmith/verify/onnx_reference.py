@@ -109,6 +109,10 @@ class _OnnxReference:
 
         return f"ONNX Runtime {onnxruntime.__version__}, float32"
 
+    @property
+    def computes(self) -> bool:
+        return True
+
     def available(self) -> Collection[str]:
         return self._values.keys()
 

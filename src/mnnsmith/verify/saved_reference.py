@@ -47,6 +47,10 @@ class RecordingReference:
     def name(self) -> str:
         return self._reference.name
 
+    @property
+    def computes(self) -> bool:
+        return self._reference.computes
+
     def available(self) -> Collection[str]:
         return self._reference.available()
 
@@ -166,6 +170,10 @@ class SavedReference:
                 f"{', '.join(other[:_SHOWN])} differ from those of {original.checkpoint.origin}.",
                 _AGAIN,
             )
+
+    @property
+    def computes(self) -> bool:
+        return False
 
     def available(self) -> Collection[str]:
         """Values that every window has."""

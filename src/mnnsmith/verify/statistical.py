@@ -17,7 +17,7 @@ from mnnsmith.engine import Engine
 from mnnsmith.errors import UsageError
 from mnnsmith.text.tokenizer import TextTokenizer
 from mnnsmith.verify.context import Context, Level
-from mnnsmith.verify.greedy import divergence_position, greedy_text
+from mnnsmith.verify.greedy import divergence_position, engine_draft, greedy_text
 from mnnsmith.verify.intervals import block_means, mean_interval, rate_interval
 from mnnsmith.verify.metrics import RowScores, exponential, histogram, perplexity, score_rows
 from mnnsmith.verify.reference import F32, Reference
@@ -91,7 +91,8 @@ def check_statistical(context: Context) -> Outcome[StatisticalFigures | None]:
         scored = _score(engine, reference, cut.windows)
         if isinstance(scored, _NotFinite):
             return _not_finite(scored, cut.windows)
-        texts = greedy_text(reference, prompts, tokens)
+        draft = engine_draft(engine) if reference.computes else None
+        texts = greedy_text(reference, prompts, tokens, draft)
         greedy = tuple(
             divergence_position(engine, prompt, text)
             for prompt, text in zip(prompts, texts, strict=True)

@@ -130,6 +130,10 @@ class TransformersReference:
     def name(self) -> str:
         return self._name
 
+    @property
+    def computes(self) -> bool:
+        return True
+
     def available(self) -> Collection[str]:
         return self._values.keys()
 
