@@ -28,6 +28,7 @@ from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_packages
 from mnnsmith.onnx.emit import inner_shape, token_axis
 from mnnsmith.onnx.model import assemble, write_model
 from mnnsmith.onnx.weights import Place, lay_out, write_weights
+from mnnsmith.onnx_runtime import onnx_runtime
 from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
 from mnnsmith.verify.stored import HEAD_TENSOR
@@ -81,11 +82,8 @@ class _OnnxReference:
         folder: tempfile.TemporaryDirectory[str],
         threads: int | None,
     ) -> None:
-        import onnxruntime
-
-        onnxruntime.disable_telemetry_events()
         # Of the library as a whole, which looks for devices; sessions have a level of their own.
-        onnxruntime.set_default_logger_severity(_LOG_ERRORS)
+        onnx_runtime().set_default_logger_severity(_LOG_ERRORS)
         if model.tied and checkpoint.config.get("tie_word_embeddings") is False:
             model = _with_own_head(model)
         self._folder = folder
@@ -105,9 +103,7 @@ class _OnnxReference:
 
     @property
     def name(self) -> str:
-        import onnxruntime
-
-        return f"ONNX Runtime {onnxruntime.__version__}, float32"
+        return f"ONNX Runtime {onnx_runtime().__version__}, float32"
 
     @property
     def computes(self) -> bool:
@@ -176,8 +172,7 @@ class _OnnxReference:
         """A session that gives at least these values."""
         if self._session is not None and names <= self._given:
             return self._session
-        import onnxruntime
-
+        runtime = onnx_runtime()
         self._session = None
         self._given |= names
         outputs = {
@@ -186,12 +181,12 @@ class _OnnxReference:
         }
         file = self._path / _MODEL
         write_model(assemble(self._draft, self._places, _DATA, outputs, {}), file)
-        options = onnxruntime.SessionOptions()
+        options = runtime.SessionOptions()
         options.log_severity_level = _LOG_ERRORS
         if self._threads is not None:
             options.intra_op_num_threads = self._threads
         with _our_errors():
-            self._session = onnxruntime.InferenceSession(
+            self._session = runtime.InferenceSession(
                 str(file), options, providers=["CPUExecutionProvider"]
             )
         return self._session
