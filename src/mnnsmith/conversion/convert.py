@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.bundle.bundle import TOKENIZER_JSON
@@ -131,7 +132,9 @@ def _fill(
     )  # fmt: skip
     report("graph", 0, 1)
     _write_graph(folder, ready)
-    _write_configs(folder, ready)
+    for name, data in config_files(ready).items():
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
     report("graph", 1, 1)
     report("proof", 0, 1)
     proof = prove_bundle(folder, ready.model, plan, checkpoint.tokenizer)
@@ -147,14 +150,15 @@ def _write_graph(folder: Path, ready: Prepared) -> None:
     source.unlink()
 
 
-def _write_configs(folder: Path, ready: Prepared) -> None:
+def config_files(ready: Prepared) -> dict[str, dict[str, Any]]:
+    """What the engine is told of the model, and of the device: JSON objects by file."""
     model, tokenizer = ready.model, ready.checkpoint.tokenizer
     facts = ModelFacts(
         ready.checkpoint.model_type, model.hidden_size, model.layers, model.max_context,
         model.attention.scale, model.sliding_window,
         model.attention.kv_heads, model.attention.head_dim,
     )  # fmt: skip
-    files = {
+    return {
         "llm_config.json": llm_config(
             facts, ready.plan.embedding, tokenizer.chat_template,
             tokenizer.bos_token, tokenizer.eos_token,
@@ -164,9 +168,6 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             mapped=model.mixture and ready.plan.all_integer,
         ),
     }  # fmt: skip
-    for name, data in files.items():
-        text = json.dumps(data, indent=1, ensure_ascii=False)
-        (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
 def _write_manifest(

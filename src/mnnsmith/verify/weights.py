@@ -1,4 +1,7 @@
-"""Every stored weight against the original's: is it what quantizing that very row may give?"""
+"""Every stored weight against the original's: is it what quantizing that very row may give?
+
+And is the graph that reads them the original's?
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from mnnsmith.graph.weights import MatrixSlot, Role, Table
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.results import Finding, Outcome, StoredWeight, WeightFigures
 from mnnsmith.verify.stored import printed_value
+from mnnsmith.verify.stored_graph import compare_graph
 from mnnsmith.verify.stored_records import StoredMatrix
 from mnnsmith.verify.stored_weights import EMBEDDING, StoredWeights, read_stored_weights
 from mnnsmith.verify.weight_rows import Difference, compare_rows, find_rows, rows_at_a_time
@@ -32,7 +36,8 @@ _HINT = "Convert the model again; if it stays so, please report it with the mode
 
 
 def check_weights(context: Context) -> Outcome[WeightFigures]:
-    """Compare every matrix, gain, bias, constant and the embedding with the original.
+    """Compare every matrix, gain, bias, constant and the embedding with the original, and all that
+    the graph says of its operators.
 
     All of the weights are read once, a block of rows at a time, by `context.threads` threads.
 
@@ -49,11 +54,14 @@ def check_weights(context: Context) -> Outcome[WeightFigures]:
     with ThreadPoolExecutor(context.threads or usable_processors()) as pool:
         for task, matrix, difference in _differences(pool, tasks):
             figures.append(_figure(task, matrix, difference))
+            context.progress(len(figures), len(tasks))
             findings += _scheme_findings(task, matrix)
             if difference.off.size:
                 findings.append(_row_finding(task, matrix, difference))
     findings += _vector_findings(stored, original)
-    findings += _outliers(figures)
+    wrong = {finding.where for finding in findings if finding.severity == "error"}
+    findings += compare_graph(context.bundle, original, wrong)
+    findings += _outliers([figure for figure in figures if figure.operator not in wrong])
     return Outcome(_summary(figures, findings), WeightFigures(tuple(figures)), tuple(findings))
 
 
