@@ -48,6 +48,17 @@ def test_what_it_refuses(bundle: Path, tmp_path: Path) -> None:
         report([tmp_path / "bad.json"], tmp_path / "bad.json")
     with pytest.raises(UsageError, match="is a folder"):
         report([tmp_path / "bad.json"], tmp_path)
+    with pytest.raises(UsageError, match="there is no folder"):
+        report([tmp_path / "bad.json"], tmp_path / "none" / "page.html")
+    verified = _verified(bundle, tmp_path / "verified")
+    (tmp_path / "link").symlink_to(verified / "mnnsmith.json")
+    for target in (verified / "mnnsmith.json", verified / VERIFICATION, tmp_path / "link"):
+        before = target.read_bytes()
+        with pytest.raises(UsageError, match="is to be read"):
+            report([verified], target)
+        assert target.read_bytes() == before
+    for _ in range(2):
+        report([verified], verified / "page.html")
     assert not page.exists()
 
 

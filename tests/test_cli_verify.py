@@ -68,6 +68,20 @@ def test_a_good_bundle(made: tuple[Path, Path], bundle: Path, tmp_path: Path) ->
     assert f"passed: files, template (quick on local, {result.date})" in shown.stdout
 
 
+def test_a_name_that_is_no_text(made: tuple[Path, Path], bundle: Path, tmp_path: Path) -> None:
+    renamed = bundle.rename(tmp_path / os.fsdecode(b"b\xffu\nndle"))
+    files = {kind: tmp_path / f"result.{kind}" for kind in ("json", "md", "xml")}
+    found = verify(
+        renamed, "--source", made[0], *FAST, "--json", files["json"], "--markdown", files["md"],
+        "--junit", files["xml"], PYTHONUTF8="0", LC_ALL="C",
+    )  # fmt: skip
+    # The engine itself may not find a folder of such a name; the results must be written.
+    assert found.returncode in (0, 9) and found.stderr.count("wrote") == 3, found.stderr
+    assert read_verification(files["json"]).subject.bundle.endswith("u\nndle")
+    assert "verification" in files["md"].read_text(encoding="utf-8")
+    ElementTree.parse(files["xml"])
+
+
 def test_a_bad_bundle_fails_and_its_files_are_written(
     made: tuple[Path, Path], bundle: Path, tmp_path: Path
 ) -> None:

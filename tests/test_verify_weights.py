@@ -14,9 +14,13 @@ import pytest
 from mnnsmith.api import convert, open_bundle, prepare
 from mnnsmith.conversion.plan import MatrixTask
 from mnnsmith.conversion.prepare import Prepared
+from mnnsmith.graph.weights import VectorSlot
 from mnnsmith.mnn.weight_records import VectorRecord
+from mnnsmith.sources.checkpoint import read_whole
+from mnnsmith.verify import stored_weights
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.results import Finding, Outcome, WeightFigures
+from mnnsmith.verify.stored import stored_checkpoint
 from mnnsmith.verify.weights import check_weights
 from peaky import CASES, MIXTURES, make_checkpoint
 from test_keep_exact import SCHEMES
@@ -256,3 +260,39 @@ def test_a_layer_at_too_few_bits(tmp_path: Path) -> None:
     outcome = checked(tmp_path / "bundle", prepare(tmp_path / "source", recipe="w4g32"))
     assert not errors(outcome)
     assert any(finding.severity == "warning" for finding in outcome.findings)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 65504.0])
+def test_scales_that_are_no_numbers(sound: tuple[Path, Prepared], scale: float) -> None:
+    """They are found, and numpy has nothing to warn of (warnings are errors here)."""
+    bundle, ready = sound
+    task = ready.plan.matrices[1]
+    value = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    patch(bundle, task.record.scales_offset + 2, lambda _: value, 2)
+    (finding,) = errors(checked(bundle, ready))
+    assert finding.where == task.name and "1 of" in finding.message
+
+
+@pytest.mark.parametrize("word", [b"\x00\x00\xc0\x7f", b"\x01\x00\x80\x7f", b"\x00\x00\x80\xff"])
+def test_gains_that_are_no_numbers(sound: tuple[Path, Prepared], word: bytes) -> None:
+    bundle, ready = sound
+    task = next(task for task in ready.plan.vectors if isinstance(task.slot, VectorSlot))
+    assert isinstance(task.slot, VectorSlot)
+    patch(bundle, task.record.offset, lambda _: np.frombuffer(word, np.uint8), 4)
+    (finding,) = errors(checked(bundle, ready))
+    assert task.slot.tensor in finding.message and "1 of" in finding.message
+    stored = stored_checkpoint(open_bundle(bundle, whole=False), ready)
+    assert not np.isfinite(read_whole(stored.tensors[task.slot.tensor])).all()
+
+
+def test_a_bias_that_the_model_does_not_have(
+    sound: tuple[Path, Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, ready = sound
+    graph = stored_weights.mnn_to_graph_json(bundle / "llm.mnn")
+    task = ready.plan.matrices[1]
+    (operator,) = (op for op in graph["oplists"] if op["name"] == task.name)
+    operator["main"]["external"][3] = 4 * task.slot.rows
+    monkeypatch.setattr(stored_weights, "mnn_to_graph_json", lambda path: graph)
+    (finding,) = errors(checked(bundle, ready))
+    assert finding.where == task.name and "one is stored where the bias is None" in finding.message

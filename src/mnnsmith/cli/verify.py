@@ -128,7 +128,7 @@ def verify(
             revision=revision,
             offline=offline,
             level=level,
-            checks=None if check is None else tuple(filter(None, check.split(","))),
+            checks=None if check is None else _names(check),
             texts=text or (),
             reference=reference,
             save_reference=save_reference,
@@ -154,6 +154,10 @@ def verify(
             f"{directory}: the verification failed: {', '.join(failed)}.",
             "docs/verify.md says what each check proves and what to do when it fails.",
         )
+
+
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(name for part in given.split(",") if (name := part.strip()))
 
 
 def _outputs(
@@ -185,7 +189,8 @@ def _write(result: Verification, outputs: dict[str, Path]) -> None:
 
     writers = {"json": results_json.to_json, "markdown": markdown.render, "junit": junit.render}
     for kind, path in outputs.items():
-        replace_text(path, writers[kind](result))
+        # A bundle's name may hold bytes that are no text.
+        replace_text(path, results_json.to_plain(writers[kind](result)))
         note(f"wrote {path}")
 
 

@@ -84,14 +84,11 @@ def save_reference(
     reference: Reference,
     runs: Iterable[ReferenceRun],
     original: Prepared,
-    *,
-    text_sha256: str | None = None,
 ) -> None:
     """Write `runs` of `reference` to `path`, whole or not at all; an existing file is replaced.
 
-    original: what the reference computes with, whose files are hashed.  text_sha256: of the text
-    that the ids are of.  Raises `MissingResourceError` where the file cannot be written,
-    `UsageError` for no run at all.
+    original: what the reference computes with, whose files are hashed.  Raises
+    `MissingResourceError` where the file cannot be written, `UsageError` for no run at all.
     """
     kept = list(runs)
     if not kept:
@@ -115,7 +112,6 @@ def save_reference(
         "name": reference.name,
         "model_type": original.checkpoint.model_type,
         "files": _hashes(original),
-        "text_sha256": text_sha256,
         "windows": windows,
     }
     text = json.dumps(meta, sort_keys=True).encode()
@@ -151,7 +147,6 @@ class SavedReference:
         except BaseException:
             self._file.close()
             raise
-        self.text_sha256: str | None = self._meta["text_sha256"]
 
     @property
     def name(self) -> str:
@@ -319,7 +314,6 @@ def _meta(file: ArrayFile) -> dict[str, Any]:
         isinstance(data.get("name"), str)
         and isinstance(files, dict)
         and all(isinstance(value, str) for value in files.values())
-        and isinstance(data.get("text_sha256"), str | None)
         and isinstance(windows, list)
         and all(_is_window(window) for window in windows)
     )

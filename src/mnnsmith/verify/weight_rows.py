@@ -137,10 +137,10 @@ def _carried_bound(blocks: QuantizedRows) -> F32:
 def find_rows(task: MatrixTask, matrix: StoredMatrix, wanted: Sequence[int]) -> list[int | None]:
     """For stored rows that are off: the original's row that each of them is, if one is."""
     stored = np.concatenate([matrix.rows_of(row, row + 1) for row in wanted])
-    lengths = np.einsum("rc,rc->r", stored, stored)
     best = np.full(len(wanted), np.inf)
     origin = np.zeros(len(wanted), dtype=np.int64)
     with np.errstate(all="ignore"):
+        lengths = np.einsum("rc,rc->r", stored, stored)
         for start, stop in rows_at_a_time(matrix):
             rows = matrix_rows(task.slot, task.tensor, start, stop)
             # Squared distances of every stored row to every row here.
@@ -149,10 +149,10 @@ def find_rows(task: MatrixTask, matrix: StoredMatrix, wanted: Sequence[int]) -> 
             smaller = distance[nearest, np.arange(len(wanted))] < best
             best = np.where(smaller, distance[nearest, np.arange(len(wanted))], best)
             origin = np.where(smaller, start + nearest, origin)
-    return [
-        int(at) if not _off_as(task, matrix, row, int(at)) else None
-        for row, at in zip(wanted, origin, strict=True)
-    ]
+        return [
+            int(at) if not _off_as(task, matrix, row, int(at)) else None
+            for row, at in zip(wanted, origin, strict=True)
+        ]
 
 
 def _off_as(task: MatrixTask, matrix: StoredMatrix, row: int, origin: int) -> bool:
