@@ -253,6 +253,15 @@ def test_wrong_options_are_told_before_the_work(
         api.verify(made[1], made[0], **options)
 
 
+@pytest.mark.parametrize("name", ["transformers", "onnx"])
+def test_a_program_that_is_not_installed_is_told_before_the_work(
+    made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(references.importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(MissingResourceError, match=f"{name} is not installed"):
+        api.verify(made[1], made[0], checks=FAST, reference=name)
+
+
 @pytest.mark.parametrize("name", ["model/model.safetensors", "model/config.json", "bundle/llm.mnn"])
 def test_a_reference_does_not_replace_what_is_read(
     made: tuple[Path, Path], tmp_path: Path, name: str

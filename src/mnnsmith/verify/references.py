@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
-from mnnsmith.errors import UsageError
+from mnnsmith.errors import MissingResourceError, UsageError
 from mnnsmith.files import output_file, user_path
 from mnnsmith.verify.context import Weights
 from mnnsmith.verify.onnx_reference import open_onnx
@@ -34,10 +34,11 @@ _PACKAGES: dict[Program, tuple[str, ...]] = {
 def installed_program() -> Program | None:
     """The program to compare with, by what is installed; transformers first, it knows no graph of
     ours."""
-    for program, packages in _PACKAGES.items():
-        if all(importlib.util.find_spec(package) for package in packages):
-            return program
-    return None
+    return next((program for program in _PACKAGES if _installed(program)), None)
+
+
+def _installed(program: Program) -> bool:
+    return all(importlib.util.find_spec(package) for package in _PACKAGES[program])
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,15 @@ class Chosen:
 def choose_reference(reference: str | Path, save_as: str | Path | None) -> Chosen:
     """Understand "auto", "transformers", "onnx", or the path of a saved one.
 
-    Raises `UsageError` for what is neither, and for a place where nothing can be saved.
+    Raises `UsageError` for what is neither, and for a place where nothing can be saved;
+    `MissingResourceError` for a program that is not installed.
     """
     save = None if save_as is None else output_file(save_as, regular=True)
     if reference in _PACKAGES:
-        return Chosen("onnx" if reference == "onnx" else "transformers", save_as=save)
+        program: Program = "onnx" if reference == "onnx" else "transformers"
+        if not _installed(program):
+            raise MissingResourceError(f"The reference {program} is not installed.", HINT)
+        return Chosen(program, save_as=save)
     if reference == "auto":
         return Chosen(installed_program(), save_as=save)
     path = user_path(reference)
