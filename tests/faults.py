@@ -70,9 +70,12 @@ class Sound:
         return folder
 
     def bundle(self, case: str, recipe: str) -> Path:
-        folder = self.folder / f"{case}:{recipe}"
+        return self.made_of(self.source(case), recipe)
+
+    def made_of(self, source: Path, recipe: str) -> Path:
+        folder = self.folder / f"{source.name}:{recipe}"
         if folder not in self._made:
-            convert(self.source(case), folder, recipe=recipe)
+            convert(source, folder, recipe=recipe)
             self._made.add(folder)
         return folder
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import faults as make
 from faults import Fault, Sound, make_faulty, present
 from mnnsmith import api
 from mnnsmith.errors import SourceError
-from mnnsmith.verify.results import Verification
+from mnnsmith.verify.results import CHECKS, Verification
 from peaky import CASES, MIXTURES
 
 pytestmark = [pytest.mark.engine, pytest.mark.reference]
@@ -282,8 +283,8 @@ def verified(
     bundle = make_faulty(fault, source, lambda: sound.bundle(fault.case, fault.recipe), folder)
     with present(fault):
         return api.verify(
-            bundle, source, checks=checks, bisect=True, reference=reference, level=level,
-            threads=2, recorded=False,
+            bundle, source, checks=checks, bisect="layers" in checks, reference=reference,
+            level=level, threads=2, recorded=False,
         )  # fmt: skip
 
 
@@ -395,9 +396,57 @@ SOUND = [
 def test_sound_bundles_pass_without_a_word(
     name: str, recipe: str, sound: Sound, tmp_path: Path
 ) -> None:
-    found = verified(Fault(name, recipe), sound, tmp_path, tuple(_EVERY))
+    found = verified(Fault(name, recipe), sound, tmp_path, CHECKS)
     loud = [f for check in found.checks for f in check.findings if f.severity != "note"]
     assert found.passed and not loud
 
 
-_EVERY = ("files", "weights", "tokens", "template", "exact", "statistical", "layers", "ranges")
+# ------------------------------------------------------------------ a real model
+
+SMOLLM2: dict[str, tuple[Fault, Says]] = {
+    "a row of q swapped": (
+        Fault("", bundle=make.stored_rows_swapped("layer12/attention/q", 3, 77)),
+        {"weights": r"layer12/attention/q .*2 of 576 rows .*row 3 holds row 77"},
+    ),
+    "embedding block recorded wrongly": (
+        Fault("", bundle=make.embedding_entry(quant_block=lambda block: block * 2)),
+        {"weights": r"llm_config\.json: tie_embeddings"},
+    ),
+    "epsilon of one norm": (
+        Fault("", bundle=make.operator("layer12/mlp_norm", lambda m: m.update(epsilon=1e-4))),
+        {"weights": r"layer12/mlp_norm: epsilon is 0\.0001, expected 1e-05"},
+    ),
+    "attention scale that the engine reads": (
+        Fault("", bundle=make.engine_config(lambda c: c.update(attn_scale=0.1375))),
+        {"weights": r"attn_scale is 0\.1375, expected 0\.125", "exact": "attention is not",
+         "layers": r"layer 0, attention .*the scale of attention"},
+    ),
+    "rope stretched by a thousandth, in the model file": (
+        Fault("", program=make.rope_stretched(1.001), stands=True),
+        {"exact": "attention is not: rope", "layers": r"layer 0, attention .*rope"},
+    ),
+    "one token too many after going back": (
+        Fault("", engine=make.rewind_one_too_few), {"exact": "Only going back fails"},
+    ),
+    "a merge missing for the engine": (
+        Fault("", bundle=make.mtok_without_merge(5000)),
+        {"tokens": r"^tokenizer\.mtok.*merges: 1 missing"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["keep", "w4g32-head8"])
+@pytest.mark.parametrize("name", SMOLLM2)
+def test_faults_of_smollm2(
+    name: str, recipe: str, smollm2_gguf: Path, sound: Sound, tmp_path: Path
+) -> None:
+    fault = replace(SMOLLM2[name][0], recipe=recipe)
+    says = SMOLLM2[name][1]
+    bundle = make_faulty(fault, smollm2_gguf, lambda: sound.made_of(smollm2_gguf, recipe), tmp_path)
+    with present(fault):
+        found = api.verify(
+            bundle, smollm2_gguf, checks=("files", *says), bisect="layers" in says, threads=2,
+            recorded=False,
+        )  # fmt: skip
+    assert_placed(found, says)
