@@ -14,8 +14,10 @@ import pytest
 from mnnsmith.api import convert, open_bundle, prepare
 from mnnsmith.conversion.plan import MatrixTask
 from mnnsmith.conversion.prepare import Prepared
+from mnnsmith.conversion.slots import matrix_rows
 from mnnsmith.graph.weights import VectorSlot
-from mnnsmith.mnn.weight_records import VectorRecord
+from mnnsmith.mnn.weight_records import BlockEncoding, VectorRecord, pack_codes, pack_scales
+from mnnsmith.quant.round_to_nearest import round_to_nearest
 from mnnsmith.sources.checkpoint import read_whole
 from mnnsmith.verify import stored_weights
 from mnnsmith.verify.context import Context
@@ -155,6 +157,40 @@ def test_one_value_two_steps_off(sound: tuple[Path, Prepared]) -> None:
     (finding,) = errors(checked(bundle, ready))
     assert finding.where == "layer0/mlp/gate"
     assert "1 of 192 rows" in finding.message and "the first is row 7" in finding.message
+
+
+@pytest.mark.parametrize("recipe", ["w4g32", "w4g32-sym", "w8g32-scale32"])
+def test_a_scale_wider_than_the_row_needs(recipe: str, tmp_path: Path) -> None:
+    """Every weight is within half of a step, but the steps are those of fewer bits."""
+    make_checkpoint(CASES["llama"], tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "bundle", recipe=recipe)
+    ready = prepare(tmp_path / "source", recipe=recipe)
+    task = task_of(ready, "layer1/mlp/up")
+    record, encoding = task.record, task.record.encoding
+    assert isinstance(encoding, BlockEncoding)
+    weights = matrix_rows(task.slot, task.tensor, 0, record.rows)
+    # Weights five times as large as they are at the ends of each block give scales as much wider.
+    stretched = 5 * weights
+    wide = round_to_nearest(
+        stretched.copy(), bits=encoding.bits, block=encoding.block, symmetric=encoding.symmetric,
+        scale_bits=encoding.scale_bits,
+    )  # fmt: skip
+    half = 1 << (encoding.bits - 1)
+    blocks = weights.reshape(record.rows, -1, encoding.block)
+    zero = 0 if wide.zero is None else wide.zero[..., None]
+    codes = np.rint((blocks - zero) / wide.scale[..., None]) + half
+    codes = codes.clip(0, 2 * half - 1).astype(np.uint8).reshape(weights.shape)
+    for offset, data in (
+        (record.codes_offset, pack_codes(codes, encoding.bits)),
+        (record.scales_offset, pack_scales(wide.scale, wide.zero, encoding.scale_bits)),
+    ):
+        raw = np.frombuffer(data.tobytes(), np.uint8)
+        patch(tmp_path / "bundle", offset, lambda _, raw=raw: raw, raw.size)
+    (finding,) = errors(checked(tmp_path / "bundle", ready))
+    assert finding.where == "layer1/mlp/up" and "192 of 192 rows" in finding.message
+    assert "times what the row needs" in finding.message
+    times = float(finding.message.split(" is ")[-1].split()[0])
+    assert 4.99 < times < 5.01
 
 
 def test_a_scale_that_is_no_number(sound: tuple[Path, Prepared]) -> None:

@@ -25,7 +25,13 @@ from mnnsmith.verify.stored import printed_value
 from mnnsmith.verify.stored_graph import compare_graph
 from mnnsmith.verify.stored_records import StoredMatrix
 from mnnsmith.verify.stored_weights import EMBEDDING, StoredWeights, read_stored_weights
-from mnnsmith.verify.weight_rows import Difference, compare_rows, find_rows, rows_at_a_time
+from mnnsmith.verify.weight_rows import (
+    RowDifference,
+    WideScale,
+    compare_rows,
+    find_rows,
+    rows_at_a_time,
+)
 
 # An error that many times the median of its peers is worth a word; fewer peers say nothing.
 _FAR_ABOVE = 4.0
@@ -82,7 +88,7 @@ def _pairs(stored: StoredWeights, original: Prepared) -> Iterator[tuple[MatrixTa
 
 def _differences(
     pool: ThreadPoolExecutor, tasks: Sequence[tuple[MatrixTask, StoredMatrix]]
-) -> Iterator[tuple[MatrixTask, StoredMatrix, Difference]]:
+) -> Iterator[tuple[MatrixTask, StoredMatrix, RowDifference]]:
     """Compare block by block, some matrices ahead of the one that is asked for."""
     work = [
         (task, matrix, start, stop)
@@ -92,10 +98,10 @@ def _differences(
     results = pool.map(lambda item: compare_rows(*item), work)
     for task, matrix in tasks:
         parts = [next(results) for _ in rows_at_a_time(matrix)]
-        yield task, matrix, Difference.of(parts)
+        yield task, matrix, RowDifference.of(parts)
 
 
-def _figure(task: MatrixTask, matrix: StoredMatrix, difference: Difference) -> StoredWeight:
+def _figure(task: MatrixTask, matrix: StoredMatrix, difference: RowDifference) -> StoredWeight:
     return StoredWeight(
         operator=task.name,
         tensor=task.slot.tensor,
@@ -121,7 +127,7 @@ def _scheme_findings(task: MatrixTask, matrix: StoredMatrix) -> list[Finding]:
     return [Finding("error" if fewer else "warning", task.name, text, hint)]
 
 
-def _row_finding(task: MatrixTask, matrix: StoredMatrix, difference: Difference) -> Finding:
+def _row_finding(task: MatrixTask, matrix: StoredMatrix, difference: RowDifference) -> Finding:
     """Rows that rounding does not explain, and whether they are other rows of the tensor."""
     off = difference.off
     where = f"{task.name} ({task.slot.tensor})"
@@ -140,7 +146,17 @@ def _row_finding(task: MatrixTask, matrix: StoredMatrix, difference: Difference)
     if moved:
         text += f". Rows stand in other places: {', '.join(moved[:4])}"
         text += " ..." if len(moved) > 4 or off.size > _LOOKED_FOR else ""
+    elif difference.wide is not None and difference.wide.row in off:
+        text += f". {_wide_scale(task, difference.wide)}"
     return Finding("error", task.name, text + ".", _HINT)
+
+
+def _wide_scale(task: MatrixTask, wide: WideScale) -> str:
+    """That steps are wider than they need be, which is as good as fewer bits."""
+    needs = f"{wide.times:.3g} times what the row needs"
+    if not np.isfinite(wide.times):
+        needs = "not zero, as it should be"
+    return f"The scale of block {wide.block} of row {_source_row(task.slot, wide.row)} is {needs}"
 
 
 def _source_row(slot: MatrixSlot, row: int) -> int:
