@@ -13,6 +13,7 @@ from mnnsmith.bundle.manifest import VERIFICATION
 from mnnsmith.cli.report import report
 from mnnsmith.errors import BundleError, UsageError
 from mnnsmith.selftest import write_tiny_checkpoint
+from mnnsmith.verify.record import record
 from mnnsmith.verify.results_json import to_json
 from verification_samples import verification
 
@@ -67,6 +68,5 @@ def _verified(bundle: Path, copy: Path) -> Path:
     shutil.copytree(bundle, copy)
     files = {name: digest for name, (digest, _) in open_bundle(copy).manifest.files.items()}
     made = verification("newer")
-    made = replace(made, subject=replace(made.subject, files=files))
-    (copy / VERIFICATION).write_text(to_json(made), encoding="utf-8")
+    record(open_bundle(copy), replace(made, subject=replace(made.subject, files=files)))
     return copy

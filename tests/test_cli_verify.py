@@ -22,7 +22,7 @@ from verify_samples import RECIPE, change_mtok, without_merge, write_model
 pytestmark = pytest.mark.engine
 
 PROGRAM = [sys.executable, "-m", "mnnsmith.cli", "verify"]
-FAST = ("--check", "files,template")
+FAST = ("--check", "files, template,")
 
 
 def verify(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -118,7 +118,29 @@ def test_a_missed_gate(made: tuple[Path, Path], bundle: Path, tmp_path: Path) ->
         file.write(b"x")
     found = verify(bundle, *arguments)
     assert found.returncode == 9
-    assert "the verification failed: files, baseline." in found.stderr
+    assert "the verification failed: files, baseline checks." in found.stderr
+
+
+def test_what_could_not_run_is_said_loudly(
+    made: tuple[Path, Path], bundle: Path, tmp_path: Path
+) -> None:
+    """Without a reference, three checks are skipped: it passes, and claims no more than it is."""
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda n, p=None: None if n in ('torch', 'onnxruntime') else find(n, p)\n"
+    )
+    page = tmp_path / "result.md"
+    found = verify(bundle, "--source", made[0], "--markdown", page, PYTHONPATH=str(tmp_path))
+    assert found.returncode == 0, found.stderr
+    verdict = "passed, 3 checks skipped: exact, statistical, layers"
+    assert found.stdout.splitlines()[-1] == verdict
+    assert "no full verification" in found.stderr
+    assert page.read_text().splitlines()[0].endswith(verdict)
+    shown = subprocess.run(
+        [*PROGRAM[:-1], "inspect", bundle], capture_output=True, text=True, check=True
+    )
+    assert "ranges; skipped: exact, statistical, layers (quick" in shown.stdout, shown.stdout
 
 
 @pytest.mark.parametrize(

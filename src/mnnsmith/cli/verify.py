@@ -147,6 +147,8 @@ def verify(
         say(to_json(result).rstrip("\n"))
     else:
         _show(result)
+    if result.skipped:
+        note(f"This is no full verification; skipped: {', '.join(result.skipped)}.")
     if not result.passed:
         failed = [check.name for check in result.checks if check.status == "failed"]
         failed += [gate.name for gate in result.gates if not gate.passed]
@@ -219,11 +221,12 @@ def _show(result: Verification) -> None:
             say("\n     ".join(cut), style.red if finding.severity == "error" else "")
             if finding.hint and finding.severity != "note":
                 say(f"     {_line(finding.hint)}")
-    say("passed" if result.passed else "failed", style.green if result.passed else style.red)
+    sure = style.bold if result.skipped else style.green
+    say(result.verdict, sure if result.passed else style.red)
 
 
 def _figures(result: Verification) -> list[tuple[str, str]]:
-    from mnnsmith.verify.markdown import statistical_rows
+    from mnnsmith.verify.figure_text import statistical_rows
 
     figures = result.figures.statistical
     if figures is None:

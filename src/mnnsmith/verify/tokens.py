@@ -196,8 +196,9 @@ def _engine(context: Context, expected: Truth, cases: Sequence[_Case]) -> tuple[
     rows = context.bundle.vocab_size
     try:
         with context.open_engine(context.bundle.path) as engine:
-            for case in cases:
+            for done, case in enumerate(cases, 1):
                 limits.compare_ids(case, engine.engine_tokenize(case.text))
+                context.progress(done, len(cases))
                 if max(case.ids, default=0) < rows:
                     shown = engine.engine_detokenize(case.ids)
                     limits.compare_shown(case, shown.decode("utf-8", "replace"))
