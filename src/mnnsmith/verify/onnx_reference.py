@@ -41,6 +41,7 @@ _MODEL, _DATA = "model.onnx", "weights.data"
 # Scores of a router that differ by less, relatively, count as a tie; two programs that compute in
 # float32 differ by some 1e-6 to 1e-5.
 _TIE = 1e-4
+_ROOM = "Set TMPDIR to a folder on a disk with room."
 # Errors only: warnings of a library are not for the user of the command line.
 _LOG_ERRORS = 3
 
@@ -59,7 +60,7 @@ def open_onnx(
         folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
     except OSError as error:
         raise MissingResourceError(
-            f"No temporary folder can be made: {error.strerror}.", "Free some disk space."
+            f"No temporary folder can be made: {error.strerror}.", _ROOM
         ) from error
     try:
         return _OnnxReference(checkpoint, model, folder, threads)
@@ -92,10 +93,11 @@ class _OnnxReference:
         self._graph = model.graph
         self._draft: Draft = draft_decoder(model, kv_cache=False)
         self._places, _ = lay_out(self._draft.weights)
-        write_weights(
-            self._draft.weights, self._places, checkpoint, self._path / _DATA,
-            lambda done, total: None,
-        )  # fmt: skip
+        with _on_disk():
+            write_weights(
+                self._draft.weights, self._places, checkpoint, self._path / _DATA,
+                lambda done, total: None,
+            )  # fmt: skip
         self._values = {v.name: v for v in self._graph.values if _comparable(v)}
         self._head = _head_weight(model, self._places, self._path / _DATA)
         self._given: frozenset[str] = frozenset()
@@ -180,7 +182,8 @@ class _OnnxReference:
             for name in sorted(self._given)
         }
         file = self._path / _MODEL
-        write_model(assemble(self._draft, self._places, _DATA, outputs, {}), file)
+        with _on_disk():
+            write_model(assemble(self._draft, self._places, _DATA, outputs, {}), file)
         options = runtime.SessionOptions()
         options.log_severity_level = _LOG_ERRORS
         if self._threads is not None:
@@ -201,6 +204,21 @@ def _our_errors() -> Iterator[None]:
         yield
     except (Fail, InvalidArgument, RuntimeException) as error:
         raise EngineError(f"ONNX Runtime failed: {str(error).splitlines()[0]:.300}") from error
+
+
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    """What the temporary folder refuses, as our error."""
+    try:
+        yield
+    except OSError as error:
+        raise MissingResourceError(
+            f"The reference's model cannot be written to the temporary folder: {error.strerror}.",
+            _ROOM,
+        ) from error
+    except MissingResourceError as error:
+        # The space is claimed before anything is written.
+        raise MissingResourceError(error.message, _ROOM) from error
 
 
 def _with_own_head(model: LanguageModel) -> LanguageModel:
