@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mnnsmith import files
 from mnnsmith.errors import MissingResourceError, SourceError, UsageError
 from mnnsmith.files import (
     is_file,
@@ -169,3 +170,27 @@ def test_where_a_file_can_be_written(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             output_file(path, regular=True)
     assert sorted(os.listdir(tmp_path)) == ["away", "link", "pipe"]
+
+
+def test_a_file_is_hashed_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr(files, "sha256_of", counted)
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    # Written a moment ago, it may be written again without another time.
+    assert files.sha256_once(file) == files.sha256_once(file) == sha256_of(file)
+    assert len(read) == 2
+    os.utime(file, ns=(0, 10**18))
+    assert files.sha256_once(file) == files.sha256_once(file) == sha256_of(file)
+    assert len(read) == 3
+    file.write_bytes(b"two")
+    os.utime(file, ns=(0, 10**18 + 1))
+    assert files.sha256_once(file) == sha256_of(file)
+    assert len(read) == 4

@@ -15,6 +15,7 @@ from mnnsmith.api import convert, open_bundle, prepare
 from mnnsmith.conversion.plan import MatrixTask
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.conversion.slots import matrix_rows
+from mnnsmith.errors import BundleError
 from mnnsmith.graph.weights import VectorSlot
 from mnnsmith.mnn.weight_records import BlockEncoding, VectorRecord, pack_codes, pack_scales
 from mnnsmith.quant.round_to_nearest import round_to_nearest
@@ -23,6 +24,7 @@ from mnnsmith.verify import stored_weights
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.results import Finding, Outcome, WeightFigures
 from mnnsmith.verify.stored import stored_checkpoint
+from mnnsmith.verify.transformers_reference import open_transformers
 from mnnsmith.verify.weights import check_weights
 from peaky import CASES, MIXTURES, make_checkpoint
 from test_keep_exact import SCHEMES
@@ -307,6 +309,19 @@ def test_scales_that_are_no_numbers(sound: tuple[Path, Prepared], scale: float) 
     patch(bundle, task.record.scales_offset + 2, lambda _: value, 2)
     (finding,) = errors(checked(bundle, ready))
     assert finding.where == task.name and "1 of" in finding.message
+
+
+def test_the_reference_says_that_the_bundle_is_damaged(sound: tuple[Path, Prepared]) -> None:
+    bundle, ready = sound
+    value = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    patch(bundle, ready.plan.matrices[1].record.scales_offset + 2, lambda _: value, 2)
+    stored = stored_checkpoint(open_bundle(bundle, whole=False), ready)
+    for streamed in (False, True):
+        with (
+            pytest.raises(BundleError, match="the bundle holds values that are not finite"),
+            open_transformers(stored, ready.model, streamed=streamed, threads=1) as reference,
+        ):
+            reference.run(np.array([[5, 6, 7]]))
 
 
 @pytest.mark.parametrize("word", [b"\x00\x00\xc0\x7f", b"\x01\x00\x80\x7f", b"\x00\x00\x80\xff"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ _SHOWN_CHARS = 80
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _LFS_MAGIC = b"version https://git-lfs"
 _HASH_BLOCK_BYTES = 1 << 20
+# Of two writes within less, a coarse clock may give both the same time.
+_SETTLED_NS = 2_000_000_000
 
 
 def user_path(path: str | Path) -> Path:
@@ -183,6 +187,24 @@ def sha256_of(path: Path) -> str:
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sha256_once(path: Path) -> str:
+    """As `sha256_of`, of a file that this process may have read before.
+
+    It is read again if its path, place, size or time differ, or the time is so recent that a write
+    may not have changed it.  Not for what is to be looked at for damage.
+    """
+    path = path.resolve()
+    stat = path.stat()
+    if time.time_ns() - stat.st_mtime_ns < _SETTLED_NS:
+        return sha256_of(path)
+    return _sha256_of_state(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sha256_of_state(path: Path, state: tuple[int, ...]) -> str:
+    return sha256_of(path)
 
 
 def replace_text(path: Path, text: str) -> None:

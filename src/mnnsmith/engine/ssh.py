@@ -24,7 +24,7 @@ from mnnsmith.engine.device import RUNNER, Launch
 from mnnsmith.engine.exits import log_tail
 from mnnsmith.engine.machine import installed_version
 from mnnsmith.errors import EngineError, MissingResourceError, UsageError
-from mnnsmith.files import sha256_of
+from mnnsmith.files import sha256_once
 
 RECEIVER = Path(__file__).with_name("ssh_receive.py")
 PYTHON_NEEDED = (3, 10)
@@ -243,7 +243,7 @@ class _Connection:
 
 def _entry(path: Path) -> dict[str, Any]:
     """What the receiver is told of a file."""
-    return {"name": path.name, "size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    return {"name": path.name, "size_bytes": path.stat().st_size, "sha256": sha256_once(path)}
 
 
 def parse_ssh(text: str) -> SshDevice:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mnnsmith.errors import SourceError
+from mnnsmith.errors import BundleError, SourceError
 from mnnsmith.sources.checkpoint import F32, Checkpoint, Tensor, row_ranges
+from mnnsmith.verify.stored import StoredTensor
 
 _BLOCK_BYTES = 8 << 20
 _FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -77,6 +78,12 @@ def _work(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, int, int]]:
 def _copy(flat: F32, piece: Piece, start: int, stop: int) -> None:
     values = piece.tensor.rows(start, stop)
     if not np.isfinite(values).all():
+        if isinstance(piece.tensor, StoredTensor):
+            raise BundleError(
+                f"{piece.tensor.name}: the bundle holds values that are not finite in rows {start} "
+                f"to {stop}.",
+                "Its weight file is damaged: mnnsmith verify --check weights names the rows.",
+            )
         raise SourceError(
             f"{piece.tensor.name}: rows {start} to {stop} hold values that are not finite.",
             "The file is damaged, or the model was already broken when it was saved.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared, prepare
 from mnnsmith.errors import RecipeError, SourceError, UsageError
-from mnnsmith.files import sha256_of
+from mnnsmith.files import sha256_once
 from mnnsmith.quant.recipe import Recipe, parse_recipe
 
 # Checks that need no original: they hold a bundle against itself where there is none.
@@ -96,6 +96,6 @@ def _check_same(bundle: Bundle, ready: Prepared, *, weights: bool) -> None:
 def _is(path: Path, expected: dict[str, object]) -> bool:
     name = os.fsencode(path.name).decode("utf-8", "replace")
     try:
-        return sha256_of(path) == expected[name]
+        return sha256_once(path) == expected[name]
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}.") from error

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.errors import MissingResourceError, SourceError, UsageError
-from mnnsmith.files import parse_json, sha256_of
+from mnnsmith.files import parse_json, sha256_once
 from mnnsmith.sources.checkpoint import read_whole
 from mnnsmith.verify.array_file import ArrayFile, write_arrays
 from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
@@ -272,7 +272,7 @@ def _check_head(reference: Reference, run: ReferenceRun, head: F32) -> None:
 
 
 def _hashes(original: Prepared) -> dict[str, str]:
-    return {path.name: sha256_of(path) for path in original.checkpoint.files}
+    return {path.name: sha256_once(path) for path in original.checkpoint.files}
 
 
 def _packed(head: F32) -> npt.NDArray[Any]:

@@ -23,6 +23,8 @@ from mnnsmith.verify.stored_records import StoredMatrix, StoredVector
 from mnnsmith.verify.stored_weights import EMBEDDING, StoredWeights, read_stored_weights
 
 HEAD_TENSOR = "lm_head.weight"
+# What `stored_checkpoint` calls its format.
+BUNDLE_FORMAT = "bundle"
 _SHOWN = 6
 # The converter prints numbers of the graph with six decimals.
 _PRINTED = 0.5e-6
@@ -132,7 +134,7 @@ def stored_checkpoint(bundle: Bundle, original: Prepared) -> Checkpoint:
     return replace(
         checkpoint,
         origin=str(bundle.path),
-        format="bundle",
+        format=BUNDLE_FORMAT,
         config=config,
         tensors=tensors,
         files=tuple(bundle.path / name for name in (MODEL_FILE, WEIGHT_FILE, "llm_config.json")),

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.engine.machine import free_memory_bytes, usable_processors
-from mnnsmith.errors import EngineError, SourceError, UsageError
+from mnnsmith.errors import BundleError, EngineError, SourceError, UsageError
 from mnnsmith.graph.weights import MatrixSlot, Role
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import Checkpoint, row_ranges
 from mnnsmith.verify.module_values import module_values
 from mnnsmith.verify.reference import F32, IDS, ReferenceRun
-from mnnsmith.verify.stored import head_tensor
+from mnnsmith.verify.stored import BUNDLE_FORMAT, head_tensor
 from mnnsmith.verify.streaming import StreamedModel
 from mnnsmith.verify.torch_model import (
     build,
@@ -108,6 +108,7 @@ class TransformersReference:
         self._model = model
         self._head = head_tensor(model, checkpoint)
         self._head_values: Any = None
+        self._of_bundle = checkpoint.format == BUNDLE_FORMAT
         self._pool = pool
         self._threads = threads
         self._streaming = streaming
@@ -129,7 +130,8 @@ class TransformersReference:
         """As `Reference.run`.
 
         Raises `UsageError` for ids or names of values that there are not, `SourceError` where the
-        original itself computes what is not finite, `EngineError` where memory does not suffice.
+        original itself computes what is not finite, `BundleError` where it does so with a bundle's
+        weights, `EngineError` where memory does not suffice.
         """
         ids = self._checked(ids)
         unknown = sorted(set(values) - self._values.keys())
@@ -143,7 +145,7 @@ class TransformersReference:
                 RouterWatch(self._torch_model, *ids.shape, expected=bool(self._model.mixture))
             )
             hidden = self._hidden(stack, ids).numpy()
-        _check_finite(self._name, ids, hidden)
+        _check_finite(self._name, ids, hidden, of_bundle=self._of_bundle)
         if self._model.mixture:
             self._decisive[len(ids), ids.tobytes()] = routers.decisive
         return ReferenceRun(ids, hidden, watch.values(*ids.shape))
@@ -288,14 +290,21 @@ def _batched(forward: Any, windows: int, size: int) -> Any:
     return run
 
 
-def _check_finite(name: str, ids: IDS, hidden: F32) -> None:
+def _check_finite(name: str, ids: IDS, hidden: F32, *, of_bundle: bool) -> None:
     bad = ~np.isfinite(hidden).all(-1)
     if not bad.any():
         return
     window, position = (int(i) for i in np.argwhere(bad)[0])
+    found = (
+        f"values that are not finite for {int(bad.sum())} of {bad.size} tokens, the first in "
+        f"window {window} at position {position} (id {int(ids[window, position])})."
+    )
+    if of_bundle:
+        raise BundleError(
+            f"{name}: with the weights that the bundle holds, the original computes {found}",
+            "Are its weights damaged? mnnsmith verify --check weights tells.",
+        )
     raise SourceError(
-        f"{name}: the original computes values that are not finite for {int(bad.sum())} of "
-        f"{bad.size} tokens, the first in window {window} at position {position} "
-        f"(id {int(ids[window, position])}).",
+        f"{name}: the original computes {found}",
         "Nothing can be judged by it; are its weights damaged, or was it trained so?",
     )
