@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.engine.converter import mnn_to_graph_json
+from mnnsmith.engine.converter import mnn_to_graph_json, operators
 from mnnsmith.errors import BundleError
 from mnnsmith.files import read_json_object
 from mnnsmith.mnn.config_files import MODEL_FILE, WEIGHT_FILE
@@ -19,8 +19,8 @@ def check_structure(folder: Path, vocab_size: int) -> str:
     """
     size = (folder / WEIGHT_FILE).stat().st_size
     spans = []
-    operators = _operators(mnn_to_graph_json(folder / MODEL_FILE))
-    for operator in operators:
+    found = list(operators(mnn_to_graph_json(folder / MODEL_FILE)))
+    for operator in found:
         main = operator.get("main") if isinstance(operator, dict) else None
         external = main.get("external") if isinstance(main, dict) else None
         if external:
@@ -36,19 +36,7 @@ def check_structure(folder: Path, vocab_size: int) -> str:
             )
         end, last = stop, name
     _check_embedding(folder, vocab_size, size)
-    return f"{len(operators)} operators, {len(spans)} with weights"
-
-
-def _operators(graph: dict[str, Any]) -> list[Any]:
-    """Those of the main graph, then those of the experts, each of which is a graph of its own."""
-    operators = list(graph["oplists"])
-    parts = graph.get("subgraphs", [])
-    for part in parts if isinstance(parts, list) else [parts]:
-        nodes = part.get("nodes") if isinstance(part, dict) else None
-        if not isinstance(nodes, list):
-            raise BundleError(f"{MODEL_FILE}: a sub-graph has no list of operators")
-        operators += nodes
-    return operators
+    return f"{len(found)} operators, {len(spans)} with weights"
 
 
 def _check_embedding(folder: Path, vocab_size: int, size: int) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,21 @@ def mnn_to_graph_json(
     if not isinstance(graph, dict) or not isinstance(graph.get("oplists"), list):
         raise BundleError(f"{mnn_path}: the engine reads no operators in it.")
     return graph
+
+
+def operators(graph: Mapping[str, Any]) -> Iterator[Any]:
+    """Those of the main graph, then those of the experts, each of which is a graph of its own.
+
+    graph: as `mnn_to_graph_json` gives it; what an operator is has not been looked at.  Raises
+    BundleError for a part that has none.
+    """
+    yield from graph["oplists"]
+    parts = graph.get("subgraphs", [])
+    for part in parts if isinstance(parts, list) else [parts]:
+        nodes = part.get("nodes") if isinstance(part, dict) else None
+        if not isinstance(nodes, list):
+            raise BundleError("The graph has a sub-graph without a list of operators.")
+        yield from nodes
 
 
 def _run_child(

@@ -8,7 +8,7 @@ that was written wrongly is seen as the engine sees it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mnnsmith.bundle import Bundle
-from mnnsmith.engine.converter import mnn_to_graph_json
+from mnnsmith.engine.converter import mnn_to_graph_json, operators
 from mnnsmith.errors import BundleError, SourceError
 from mnnsmith.files import OpenFile, pread_exact, read_json_object
 from mnnsmith.graph.core import Node
@@ -60,7 +60,7 @@ def read_stored_weights(bundle: Bundle, model: LanguageModel) -> StoredWeights:
         config = read_json_object(bundle.path / "llm_config.json")
     except SourceError as error:
         raise BundleError(error.message, "Convert the model again.") from error
-    operators, problems = _operators_by_name(graph)
+    by_name, problems = _operators_by_name(graph)
     matrices: dict[str, StoredMatrix] = {}
     vectors: dict[tuple[str, str], StoredVector] = {}
 
@@ -72,14 +72,14 @@ def read_stored_weights(bundle: Bundle, model: LanguageModel) -> StoredWeights:
 
     expected = {node.name: node for node in model.graph.all_nodes() if node.slots}
     for name, node in expected.items():
-        operator = operators.get(name)
+        operator = by_name.get(name)
         attempt(name, partial(_read_node, reader, node, operator, matrices, vectors))
 
     def embedding() -> None:
         matrices[EMBEDDING] = _embedding(reader, config, model.embedding)
 
     attempt("llm_config.json: tie_embeddings", embedding)
-    for name, found in operators.items():
+    for name, found in by_name.items():
         if found.get("type") == "Convolution" and name not in expected:
             problems.append(Finding("error", name, f"{name}: the model has no such linear layer."))
     return StoredWeights(matrices, vectors, tuple(problems))
@@ -89,7 +89,7 @@ def _operators_by_name(graph: Mapping[str, Any]) -> tuple[dict[str, dict[str, An
     """Operators of the main graph and of the experts' graphs."""
     problems: list[Finding] = []
     found: dict[str, dict[str, Any]] = {}
-    for operator in _all_operators(graph):
+    for operator in operators(graph):
         name = operator.get("name") if isinstance(operator, dict) else None
         if not isinstance(name, str):
             problems.append(Finding("error", MODEL_FILE, f"an operator has no name: {name!r:.60}"))
@@ -98,16 +98,6 @@ def _operators_by_name(graph: Mapping[str, Any]) -> tuple[dict[str, dict[str, An
         else:
             found[name] = operator
     return found, problems
-
-
-def _all_operators(graph: Mapping[str, Any]) -> Iterator[Any]:
-    yield from graph["oplists"]
-    parts = graph.get("subgraphs", [])
-    for part in parts if isinstance(parts, list) else [parts]:
-        nodes = part.get("nodes") if isinstance(part, dict) else None
-        if not isinstance(nodes, list):
-            raise BundleError(f"{MODEL_FILE}: a sub-graph has no list of operators.")
-        yield from nodes
 
 
 @dataclass(frozen=True)
