@@ -28,6 +28,9 @@ def test_no_room_for_the_references_model(
     make_checkpoint(CASES["llama"], tmp_path)
     ready = prepare(tmp_path, recipe="fp16")
     monkeypatch.setattr(onnx_reference, name, full)
-    with pytest.raises(MissingResourceError, match="No space left on device") as found:
-        onnx_reference.open_onnx(ready.checkpoint, ready.model, threads=1).run(np.array([[3, 4]]))
+    with (
+        pytest.raises(MissingResourceError, match="No space left on device") as found,
+        onnx_reference.open_onnx(ready.checkpoint, ready.model, threads=1) as reference,
+    ):
+        reference.run(np.array([[3, 4]]))
     assert "TMPDIR" in str(found.value.hint)
