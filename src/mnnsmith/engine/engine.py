@@ -17,12 +17,13 @@ import numpy.typing as npt
 from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
 from mnnsmith.engine.converter import GRAPH_LIMIT_BYTES
 from mnnsmith.engine.mapped import MappingState, claim
-from mnnsmith.engine.runner import Arrays, RefusedError, bundle_config
+from mnnsmith.engine.runner import WEIGHT_SUFFIX, Arrays, RefusedError, Vision, bundle_config
 from mnnsmith.engine.sampling import SamplingOptions
 from mnnsmith.engine.weight_extent import required_weight_bytes
 from mnnsmith.errors import ContextLengthError, EngineError, UsageError
 
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 
 LOAD_TIMEOUT_S = 300.0
 CALL_TIMEOUT_S = 300.0
@@ -36,7 +37,8 @@ class EngineStatistics:
     """Counts and wall-clock seconds since the bundle was loaded.
 
     A call with one token counts as decode, one with more as prefill; load includes one token that
-    proves the bundle.  peak_rss_bytes is the most memory the child process held.
+    proves the bundle.  tiles and vision_s are of pictures; prefill_s is without them.
+    peak_rss_bytes is the most memory the child process held.
     """
 
     load_s: float
@@ -45,6 +47,8 @@ class EngineStatistics:
     decode_tokens: int
     decode_s: float
     sample_s: float
+    tiles: int
+    vision_s: float
     peak_rss_bytes: int
 
     @property
@@ -55,6 +59,18 @@ class EngineStatistics:
     def decode_tokens_per_s(self) -> float:
         seconds = self.decode_s + self.sample_s
         return self.decode_tokens / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True)
+class VisionFacts:
+    """How pictures are fed: a tile is uint8 [tile, tile, 3], and a run of image tokens in the ids.
+
+    tile_tokens: the length of that run.
+    """
+
+    image_token: int
+    tile: int
+    tile_tokens: int
 
 
 class Engine:
@@ -113,6 +129,8 @@ class Engine:
         self.vocab_size: int = header["vocab_size"]
         self.context_limit: int = header["context_limit"]
         self.settings: Mapping[str, Any] = header["settings"]
+        # None for a model that sees no pictures.
+        self.vision = None if header["vision"] is None else VisionFacts(**header["vision"])
 
     def _load(self, overrides: Mapping[str, Any], piece_tokens: int, timeout_s: float) -> Header:
         """Start the child process and have it load the bundle."""
@@ -185,25 +203,37 @@ class Engine:
         return tuple(arrays["ids"].tolist())
 
     @property
+    def pictures(self) -> tuple[tuple[int, str], ...]:
+        """The tiles in the KV cache: where the run of each begins, and its `tile_digest`."""
+        header, _ = self._call("tokens")
+        return tuple((place, digest) for place, digest in header["pictures"])
+
+    @property
     def statistics(self) -> EngineStatistics:
         header, _ = self._call("statistics")
         names = EngineStatistics.__dataclass_fields__
         return EngineStatistics(**{name: header[name] for name in names})
 
-    def forward(self, ids: Sequence[int], *, all_positions: bool = False) -> F32:
+    def forward(
+        self, ids: Sequence[int], *, all_positions: bool = False, tiles: U8 | None = None
+    ) -> F32:
         """Feed `ids` after what the cache holds.
+
+        tiles: uint8 [n, S, S, 3], red, green, blue: one for each run of image tokens in `ids`, in
+        their order.  They are encoded one by one, each before the piece of the prompt that has it.
 
         Returns float32 logits: [vocab] after the last of `ids`, or [len(ids), vocab].  An
         interrupt (Ctrl-C) stops at the end of a piece and takes the cache back to before the call.
 
-        Raises UsageError for no ids or ids outside the vocabulary, ContextLengthError when they do
-        not fit the context, EngineError when the engine fails.
+        Raises UsageError for no ids, ids outside the vocabulary, or tiles that do not fit them,
+        ContextLengthError when they do not fit the context, EngineError when the engine fails.
         """
         with self._lock:
             self._generation += 1
-            array = self._checked(ids)
+            arrays = self._checked(ids, tiles)
+            array = arrays["ids"]
             if not all_positions:
-                _, results = self._call("forward", {"ids": array}, all_positions=False)
+                _, results = self._call("forward", arrays, all_positions=False)
                 return _writable(results["logits"])
             logits = np.empty((array.size, self.vocab_size), dtype=np.float32)
             filled = 0
@@ -214,7 +244,7 @@ class Engine:
                 logits[filled : filled + rows.shape[0]] = rows
                 filled += rows.shape[0]
 
-            self._call("forward", {"ids": array}, on_partial=take, all_positions=True)
+            self._call("forward", arrays, on_partial=take, all_positions=True)
             if filled != array.size:
                 raise EngineError(f"{array.size} tokens gave logits for {filled} positions.")
             return logits
@@ -225,8 +255,12 @@ class Engine:
         options: SamplingOptions | None = None,
         max_new_tokens: int | None = None,
         stop_ids: Collection[int] = (),
+        *,
+        tiles: U8 | None = None,
     ) -> Generation:
         """Feed `ids`, then choose token after token; see `Generation` for how it ends.
+
+        tiles: those of the pictures in `ids`, see `forward`.
 
         options: None chooses the best token each time.  max_new_tokens: None goes on to the end of
         the context.  stop_ids end the answer and are not part of it.
@@ -237,10 +271,10 @@ class Engine:
             raise UsageError(f"max_new_tokens must be at least 1, found {max_new_tokens}.")
         with self._lock:
             self._generation += 1
-            array = self._checked(ids)
+            arrays = self._checked(ids, tiles)
             request = (options or SamplingOptions()).request()
             self._call("begin", options=request)
-            return Generation(self, array, request["seed"], max_new_tokens, frozenset(stop_ids))
+            return Generation(self, arrays, request["seed"], max_new_tokens, frozenset(stop_ids))
 
     def reset(self) -> None:
         """Empty the KV cache: the next call sees nothing of what was before."""
@@ -312,8 +346,8 @@ class Engine:
             )
         return array.astype(np.int32)
 
-    def _checked(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """`ids` as `_integers` gives them, not empty, and with room in the context."""
+    def _checked(self, ids: Sequence[int], tiles: U8 | None) -> dict[str, npt.NDArray[Any]]:
+        """`ids` as `_integers` gives them, not empty, with room in the context, and their tiles."""
         array = self._integers(ids)
         if array.size == 0:
             raise UsageError("no token ids were given: an empty prompt has nothing to go on from.")
@@ -324,7 +358,27 @@ class Engine:
                 f"{position} are in use.",
                 "Shorten the prompt, or start anew with reset().",
             )
-        return array
+        return {"ids": array, **self._checked_tiles(array, tiles)}
+
+    def _checked_tiles(
+        self, ids: npt.NDArray[np.int32], tiles: U8 | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        count = 0 if tiles is None else len(tiles)
+        if self.vision is None:
+            if count:
+                raise UsageError(f"{self.bundle_dir.name}: this model sees no pictures.")
+            return {}
+        rules = Vision(self.vision.image_token, self.vision.tile, self.vision.tile_tokens)
+        try:
+            if tiles is not None:
+                rules.check_tiles(tiles)
+            rules.runs(ids.tolist(), count)
+        except RefusedError as error:
+            raise UsageError(
+                f"{self.bundle_dir.name}: {error}",
+                "Ids and tiles must be those that the picture processor made for one prompt.",
+            ) from error
+        return {} if tiles is None else {"tiles": tiles}
 
 
 class Generation(Iterator[int]):
@@ -343,14 +397,14 @@ class Generation(Iterator[int]):
     def __init__(
         self,
         engine: Engine,
-        ids: npt.NDArray[np.int32],
+        arrays: Arrays,
         seed: int,
         max_new_tokens: int | None,
         stop_ids: frozenset[int],
     ) -> None:
         self._engine = engine
         self._number = engine._generation
-        self._pending = ids
+        self._pending = arrays
         self._left = max_new_tokens
         self._stop_ids = stop_ids
         self.seed = seed
@@ -369,10 +423,10 @@ class Generation(Iterator[int]):
                 )
             if self._left == 0:
                 return self._finish("length")
-            if engine._position + self._pending.size > engine.context_limit:
+            if engine._position + self._pending["ids"].size > engine.context_limit:
                 return self._finish("context")
             try:
-                header, _ = engine._call("next", {"ids": self._pending})
+                header, _ = engine._call("next", self._pending)
             except BaseException:
                 self.finish_reason = "cancelled"
                 raise
@@ -380,7 +434,7 @@ class Generation(Iterator[int]):
             if token in self._stop_ids:
                 self.stop_token = token
                 return self._finish("stop")
-            self._pending = np.array([token], dtype=np.int32)
+            self._pending = {"ids": np.array([token], dtype=np.int32)}
             if self._left is not None:
                 self._left -= 1
             return token
@@ -425,19 +479,24 @@ def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise EngineError(f"{folder}: there is no such folder.")
     try:
         config = bundle_config(str(folder), overrides)
-        required = required_weight_bytes(_read_graph(folder / config["llm_model"]))
-        found = (folder / config["llm_weight"]).stat().st_size
+        _check_weights(folder, config["llm_model"], config["llm_weight"])
+        if config.get("is_visual"):
+            visual = config["visual_model"]
+            _check_weights(folder, visual, visual + WEIGHT_SUFFIX)
     except RefusedError as error:
         raise _does_not_load(folder, str(error)) from error
     except EngineError as error:
         raise _does_not_load(folder, error.message) from error
     except OSError as error:
         raise _does_not_load(folder, str(error)) from error
-    if found < required:
-        raise _does_not_load(
-            folder, f"{config['llm_weight']} has {found} bytes, the graph reads {required}."
-        )
     return config
+
+
+def _check_weights(folder: Path, graph: str, weights: str) -> None:
+    required = required_weight_bytes(_read_graph(folder / graph))
+    found = (folder / weights).stat().st_size
+    if found < required:
+        raise EngineError(f"{weights} has {found} bytes, the graph reads {required}.")
 
 
 def _read_graph(path: Path) -> bytes:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import itertools
 import json
 import os
 import select
@@ -50,6 +52,10 @@ FILE_KEYS = {
     "tokenizer_file": "tokenizer.txt",
     "embedding_file": "embeddings_bf16.bin",
 }
+# Where config.json does not name it; its weights lie beside it.
+VISUAL_MODEL, WEIGHT_SUFFIX = "visual.mnn", ".weight"
+# What the engine takes for a picture or a recording in a text, and reads or downloads.
+MEDIA_MARKS = ("<img>", "<audio>")
 # All else that the engine makes a path of (transformers/llm/engine/src/llmconfig.hpp of MNN 3.6.1).
 # It looks for most of them only where other keys ask for it.
 PATH_KEYS = (
@@ -241,6 +247,10 @@ def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         # An empty one names the bundle itself, as npu_model_dir does by default.
         if config.get(key, "") != "":
             _plain_name(folder, config, key)
+    if config.get("is_visual"):
+        config["visual_model"] = config.get("visual_model", VISUAL_MODEL)
+        for name in (config["visual_model"], config["visual_model"] + WEIGHT_SUFFIX):
+            _check_file(folder, name, "visual_model")
     if config.get("attention_mask") in ("glm", "glm2"):
         raise RefusedError(
             f"{folder}: attention mask {config['attention_mask']!r} is not supported."
@@ -276,8 +286,83 @@ def _check_file(folder: str, name: str, key: str) -> None:
         raise RefusedError(f"{path}: the file is empty ({key} of the bundle).")
 
 
+# --- pictures -----------------------------------------------------------------------------------
+
+
+class Vision:
+    """How pictures stand in the ids: each tile as a run of image tokens."""
+
+    def __init__(self, image_token: int, tile: int, tile_tokens: int) -> None:
+        """tile: pixels a side.  tile_tokens: the length of its run."""
+        self.image_token = image_token
+        self.tile = tile
+        self.tile_tokens = tile_tokens
+
+    def runs(self, ids: Sequence[int], tiles: int) -> list[int]:
+        """Where the runs of the `tiles` tiles begin in `ids`; refuses runs of another length.
+
+        One id alone is no picture: the engine takes its embedding from the table.
+        """
+        found = []
+        place = 0
+        while place < len(ids) and len(ids) > 1:
+            end = place
+            while end < len(ids) and ids[end] == self.image_token:
+                end += 1
+            if end > place:
+                if end - place != self.tile_tokens:
+                    raise RefusedError(
+                        f"a run of {end - place} image tokens at {place}; a tile has "
+                        f"{self.tile_tokens}."
+                    )
+                found.append(place)
+            place = max(end, place + 1)
+        if len(found) != tiles:
+            raise RefusedError(f"{len(found)} runs of image tokens, and {tiles} tiles for them.")
+        # There the engine would look up no text, or the last text a second time.
+        if found and (found[0] == 0 or found[-1] + self.tile_tokens == len(ids)):
+            raise RefusedError("a picture needs at least one token before it and one after it.")
+        return found
+
+    def check_tiles(self, tiles: npt.NDArray[Any]) -> None:
+        """Refuse what is no uint8 [n, S, S, 3]."""
+        if tiles.dtype != np.uint8 or tiles.shape[1:] != (self.tile, self.tile, 3):
+            raise RefusedError(
+                f"tiles must be uint8 [n, {self.tile}, {self.tile}, 3], found {tiles.dtype} "
+                f"{list(tiles.shape)}."
+            )
+
+    def cut(self, runs: Sequence[int], start: int, stop: int, end: int) -> int:
+        """Where a piece that begins at `start` may end: at `stop` if that is between texts.
+
+        Else before it, or where nothing is left before it, after it; `end` is that of all ids.
+        """
+        for place in itertools.chain(range(stop, start, -1), range(stop + 1, end)):
+            if not any(run <= place <= run + self.tile_tokens for run in runs):
+                return place
+        return end
+
+
+def tile_digest(tile: npt.NDArray[Any]) -> str:
+    """What tells one tile from another, 32 hexadecimal digits (BLAKE2b of its levels)."""
+    return hashlib.blake2b(tile.tobytes(), digest_size=16).hexdigest()
+
+
+def vision_of(folder: str, config: Mapping[str, Any]) -> Vision | None:
+    """What the configuration says of pictures, or None for a model that sees none."""
+    if not config.get("is_visual"):
+        return None
+    values = []
+    for name in ("image_pad", "image_size_unit", "image_seq_len"):
+        value = config.get(name)
+        if type(value) is not int or not 1 < value < 1 << 24:
+            raise RefusedError(f"{folder}/llm_config.json: {name} is {value!r:.60}.")
+        values.append(value)
+    return Vision(*values)
+
+
 class Model:
-    """One loaded model and the token ids in its KV cache."""
+    """One loaded model, and the token ids and pictures in its KV cache."""
 
     def __init__(self, folder: str, overrides: Mapping[str, Any], piece_tokens: int) -> None:
         config = bundle_config(folder, overrides)
@@ -299,9 +384,12 @@ class Model:
         self.context_limit: int = config["max_position_embeddings"]
         self.piece_tokens = piece_tokens
         self.tokens: list[int] = []
+        self.vision = vision_of(folder, config)
+        # Of each tile in the cache: where its run begins, and what it shows.
+        self.pictures: list[tuple[int, str]] = []
         self.all_logits = bool(overrides.get("all_logits", False))
-        self.counters = dict.fromkeys(("prefill_tokens", "decode_tokens"), 0)
-        self.seconds = dict.fromkeys(("prefill_s", "decode_s", "sample_s"), 0.0)
+        self.counters = dict.fromkeys(("prefill_tokens", "decode_tokens", "tiles"), 0)
+        self.seconds = dict.fromkeys(("prefill_s", "decode_s", "sample_s", "vision_s"), 0.0)
         started = time.perf_counter()
         self.llm = self._load(folder, overrides)
         # One token proves that the weights fit the graph, and tells the size of the vocabulary.
@@ -344,6 +432,11 @@ class Model:
     def position(self) -> int:
         return len(self.tokens)
 
+    @property
+    def no_tiles(self) -> npt.NDArray[Any]:
+        side = 0 if self.vision is None else self.vision.tile
+        return np.empty((0, side, side, 3), dtype=np.uint8)
+
     def check_ids(self, ids: Sequence[int]) -> None:
         """Refuse what the engine would read out of bounds."""
         if not ids:
@@ -357,22 +450,70 @@ class Model:
                 f"{self.context_limit}."
             )
 
-    def forward(self, ids: Sequence[int], *, all_positions: bool) -> Iterator[F32]:
-        """Feed `ids`, a piece at a time; yields float32 logits [1, vocab] or [piece, vocab]."""
+    def check_pictures(self, ids: Sequence[int], tiles: npt.NDArray[Any]) -> list[int]:
+        """Where the runs of the tiles begin in `ids`; refuses what does not fit."""
+        if self.vision is None:
+            if len(tiles):
+                raise RefusedError("this model sees no pictures.")
+            return []
+        self.vision.check_tiles(tiles)
+        return self.vision.runs(ids, len(tiles))
+
+    def forward(
+        self, ids: Sequence[int], tiles: npt.NDArray[Any], *, all_positions: bool
+    ) -> Iterator[F32]:
+        """Feed `ids`, a piece at a time; yields float32 logits [1, vocab] or [piece, vocab].
+
+        tiles: uint8 [n, S, S, 3] red, green, blue, one for each run of image tokens.
+        """
         self.check_ids(ids)
+        runs = self.check_pictures(ids, tiles)
         step = self.piece_tokens
         if all_positions:
             # Whole attention blocks: then pieces of any such length give the same bits.
             fitting = ALL_POSITIONS_BUDGET_BYTES // (4 * self.vocab_size)
             step = min(step, max(1, fitting // ATTENTION_BLOCK) * ATTENTION_BLOCK)
         kind = "prefill" if len(ids) > 1 else "decode"
-        for start in range(0, len(ids), step):
+        start = 0
+        while start < len(ids):
+            stop = min(start + step, len(ids))
+            if self.vision is not None and stop < len(ids):
+                stop = self.vision.cut(runs, start, stop, len(ids))
+            shown = [i for i, run in enumerate(runs) if start <= run < stop]
+            # The engine drops the embeddings that a call does not use: each piece has its own.
+            for i in shown:
+                self._show(tiles[i], self.position + runs[i] - start)
             began = time.perf_counter()
-            piece = ids[start : start + step]
-            logits = self._run(piece, all_positions=all_positions)
-            self.counters[f"{kind}_tokens"] += len(piece)
+            logits = self._run(ids[start:stop], all_positions=all_positions)
+            self.counters[f"{kind}_tokens"] += stop - start
             self.seconds[f"{kind}_s"] += time.perf_counter() - began
+            start = stop
             yield logits
+
+    def _show(self, tile: npt.NDArray[Any], position: int) -> None:
+        """Encode one tile; the engine keeps its embeddings for the next run that is fed."""
+        import MNN.expr as expr
+
+        assert self.vision is not None
+        began = time.perf_counter()
+        side = self.vision.tile
+        # The engine reads a picture as a file's decoder gives it: blue, green, red.
+        pixels = np.ascontiguousarray(tile[..., ::-1])
+        data = expr.const(pixels, [side, side, 3], expr.NHWC, expr.uint8)
+        ids = self.llm.tokenizer_encode(
+            {
+                "text": "<img>image_0</img>",
+                "images": [{"data": data, "width": side, "height": side}],
+            }
+        )
+        if list(ids).count(self.vision.image_token) != self.vision.tile_tokens:
+            raise FailedError(
+                f"the engine made {list(ids).count(self.vision.image_token)} embeddings of a tile, "
+                f"not {self.vision.tile_tokens}."
+            )
+        self.pictures.append((position, tile_digest(tile)))
+        self.counters["tiles"] += 1
+        self.seconds["vision_s"] += time.perf_counter() - began
 
     def _run(self, ids: Sequence[int], *, all_positions: bool) -> F32:
         """One call of the engine: logits [len(ids) or 1, vocab]."""
@@ -402,6 +543,7 @@ class Model:
     def reset(self) -> None:
         self.llm.reset()
         self.tokens = []
+        self.pictures = []
 
     def rewind(self, position: int) -> None:
         """Forget all but the first `position` tokens."""
@@ -416,6 +558,7 @@ class Model:
                 raise RefusedError("a quantized KV cache cannot be rewound exactly; reset it.")
             self.llm.erase_history(position, 0)
             self.tokens = self.tokens[:position]
+            self.pictures = [entry for entry in self.pictures if entry[0] < position]
 
     def go_back(self, position: int) -> None:
         """As `rewind`, or to the beginning where only that is exact."""
@@ -466,13 +609,14 @@ class Server:
         if self.model is None:
             raise RefusedError("no model is loaded.")
         ids: list[int] = arrays["ids"].tolist() if "ids" in arrays else []
+        tiles = arrays.get("tiles", self.model.no_tiles)
         if op == "forward":
-            return self.forward(self.model, ids, request["all_positions"])
+            return self.forward(self.model, ids, tiles, request["all_positions"])
         if op == "begin":
             self.sampler = Sampler(request["options"], self.model.vocab_size, self.model.tokens)
             return {}, {}
         if op == "next":
-            return self.next_token(self.model, ids), {}
+            return self.next_token(self.model, ids, tiles), {}
         if op == "reset":
             self.model.reset()
             return {}, {}
@@ -492,13 +636,14 @@ class Server:
             "vocab_size": model.vocab_size,
             "context_limit": model.context_limit,
             "settings": model.settings,
+            "vision": None if model.vision is None else vars(model.vision),
         }
 
     def forward(
-        self, model: Model, ids: list[int], all_positions: bool
+        self, model: Model, ids: list[int], tiles: npt.NDArray[Any], all_positions: bool
     ) -> tuple[dict[str, Any], Arrays]:
         logits = None
-        for logits in self.pieces(model, ids, all_positions):
+        for logits in self.pieces(model, ids, tiles, all_positions):
             if all_positions:
                 self.reply({"partial": True}, {"logits": logits})
             elif len(ids) > model.piece_tokens:
@@ -507,13 +652,14 @@ class Server:
             return {}, {}
         return {}, {"logits": logits[-1]}
 
-    def next_token(self, model: Model, ids: list[int]) -> dict[str, Any]:
+    def next_token(self, model: Model, ids: list[int], tiles: npt.NDArray[Any]) -> dict[str, Any]:
         if self.sampler is None:
             raise RefusedError("no generation was begun.")
         model.check_ids(ids)
+        model.check_pictures(ids, tiles)
         self.sampler.seen[np.asarray(ids)] = True
         last = np.empty((0, 0), dtype=np.float32)
-        for logits in self.pieces(model, ids, False):
+        for logits in self.pieces(model, ids, tiles, False):
             last = logits
             if len(ids) > model.piece_tokens:
                 self.reply({"partial": True}, {})
@@ -522,10 +668,12 @@ class Server:
         model.seconds["sample_s"] += time.perf_counter() - began
         return {"token": token}
 
-    def pieces(self, model: Model, ids: list[int], all_positions: bool) -> Iterator[F32]:
+    def pieces(
+        self, model: Model, ids: list[int], tiles: npt.NDArray[Any], all_positions: bool
+    ) -> Iterator[F32]:
         """Logits piece by piece; the cache goes back when the caller gives up."""
         start = model.position
-        for logits in model.forward(ids, all_positions=all_positions):
+        for logits in model.forward(ids, tiles, all_positions=all_positions):
             yield logits
             if model.position < start + len(ids) and self.another_request_waits():
                 model.go_back(start)
@@ -547,8 +695,11 @@ class Server:
     ) -> tuple[dict[str, Any], Arrays]:
         """The engine's own tokenizer and chat template."""
         if op == "tokens":
-            return {}, {"ids": np.asarray(model.tokens, dtype=np.int32)}
+            ids_array = np.asarray(model.tokens, dtype=np.int32)
+            return {"pictures": model.pictures}, {"ids": ids_array}
         if op == "tokenize":
+            if model.vision is not None and any(m in request["text"] for m in MEDIA_MARKS):
+                raise RefusedError("the engine would open the file or address in this text.")
             ids = model.llm.tokenizer_encode(request["text"])
             return {}, {"ids": np.asarray(ids, dtype=np.int32)}
         if op == "detokenize":

@@ -7,6 +7,7 @@ engine itself would compute garbage or crash.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import ConversionError
-from mnnsmith.graph.values import Dim, DType, Layout, Value
+from mnnsmith.graph.values import Dim, DType, Layout, Value, multiple, split_dimension
 from mnnsmith.graph.weights import ConstantSlot, Slot, Table
 
 
@@ -137,14 +138,17 @@ class GraphCore:
         return self.add("reshape", name, (x,), [(tuple(shape), x.layout, x.dtype)])
 
     def to_channels(self, x: Value, width: int, name: str) -> Value:
-        """Any [seq, width] tensor to the packed form [seq, width, 1, 1] that linear layers take.
+        """Any [..., width] tensor to the packed form [rows, width, 1, 1] that linear layers take.
 
         Tensors tagged NHWC (outputs of rope and attention) keep their channel last.
         """
-        seq = _symbol(x, name)
-        shape: tuple[Dim, ...] = (seq, width, 1, 1)
+        symbol, known = _symbol(x, name), _known_size(x.shape)
+        if known % width:
+            self.fail(name, f"{x} holds no whole rows of {width}")
+        rows = multiple(known // width, symbol)
+        shape: tuple[Dim, ...] = (rows, width, 1, 1)
         if x.layout is Layout.NHWC:
-            shape = (seq, 1, 1, width)
+            shape = (rows, 1, 1, width)
         flat = self.reshape(x, shape, f"{name}/flat")
         return self.convert(flat, Layout.NC4HW4, name)
 
@@ -152,6 +156,15 @@ class GraphCore:
         """The packed form back to a plain tensor of the given shape."""
         self.expect_channels(x, name)
         return self.reshape(self.convert(x, Layout.NCHW, f"{name}/nchw"), shape, name)
+
+    def transpose(self, x: Value, order: Sequence[int], name: str) -> Value:
+        """Dimension i of the result is dimension order[i] of a plain tensor."""
+        if x.layout is not Layout.NCHW or sorted(order) != list(range(len(x.shape))):
+            self.fail(name, f"cannot reorder the dimensions of {x} as {list(order)}")
+        shape = tuple(x.shape[axis] for axis in order)
+        return self.add(
+            "transpose", name, (x,), [(shape, x.layout, x.dtype)], {"order": tuple(order)}
+        )
 
     def slice(self, x: Value, begin: int | Value, end: int, axis: int, name: str) -> Value:
         """x[begin:end] along one axis; `begin` may be a run-time value of shape [1]."""
@@ -247,11 +260,11 @@ class GraphCore:
 
 
 def _known_size(shape: Sequence[Dim]) -> int:
-    return int(np.prod([d for d in shape if isinstance(d, int)], dtype=np.int64))
+    return math.prod(split_dimension(d)[0] for d in shape)
 
 
 def _symbols(shape: Sequence[Dim]) -> list[str]:
-    return sorted(d for d in shape if isinstance(d, str))
+    return sorted(symbol for d in shape if (symbol := split_dimension(d)[1]))
 
 
 def _symbol(x: Value, name: str) -> str:

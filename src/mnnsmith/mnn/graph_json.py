@@ -133,6 +133,10 @@ def _reshape(node: Node, _: Weights) -> _Emitted:
     return "Reshape", "Reshape", {"dims": _dims(node), "dimType": "NCHW"}
 
 
+def _transpose(node: Node, _: Weights) -> _Emitted:
+    return "Permute", "Permute", {"dims": list(node.attributes["order"])}
+
+
 def _slice(node: Node, _: Weights) -> _Emitted:
     masks = ("beginMask", "endMask", "ellipsisMask", "newAxisMask", "shrinkAxisMask")
     fields: Json = {"Index": "DT_INVALID", "T": "DT_INVALID", **dict.fromkeys(masks, 0)}
@@ -222,6 +226,16 @@ def _rms_norm(node: Node, weights: Weights) -> _Emitted:
     }  # fmt: skip
 
 
+def _layer_norm(node: Node, weights: Weights) -> _Emitted:
+    gain, bias = (weights.vector(node, part) for part in ("gain", "bias"))
+    if bias.offset != gain.offset + gain.nbytes:
+        raise ConversionError(f"{node.name}: gain and bias must stand side by side.")
+    return "LayerNorm", "LayerNorm", {
+        "axis": [-1], "epsilon": node.attributes["epsilon"], "group": 1,
+        "external": [gain.offset, gain.nbytes, bias.nbytes], "useRMSNorm": False,
+    }  # fmt: skip
+
+
 def _rope(node: Node, weights: Weights) -> _Emitted:
     a = node.attributes
     fields: Json = {
@@ -247,6 +261,13 @@ def _attention(node: Node, _: Weights) -> _Emitted:
     }  # fmt: skip
 
 
+def _full_attention(node: Node, _: Weights) -> _Emitted:
+    return "Attention", "AttentionParam", {
+        "kv_cache": False, "layer_index": -1, "kv_shared_layer_index": -1, "output_c4": False,
+        "attnScale": node.attributes["scale"],
+    }  # fmt: skip
+
+
 _BINARY = {
     "add": "ADD",
     "subtract": "SUB",
@@ -260,6 +281,7 @@ _UNARY = {
     # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     "gelu_tanh": "GELU",
     "sigmoid": "SIGMOID",
+    "square": "SQUARE",
 }
 _REDUCE = {"sum": "SUM", "maximum": "MAXIMUM"}
 
@@ -269,6 +291,7 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "table": _table,
     "convert": _convert,
     "reshape": _reshape,
+    "transpose": _transpose,
     "slice": _slice,
     "concat": _concat,
     "gather": _gather,
@@ -284,6 +307,8 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "mixture": _mixture,
     "linear": _linear,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "rope": _rope,
     "attention": _attention,
+    "full_attention": _full_attention,
 }
