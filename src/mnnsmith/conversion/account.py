@@ -63,7 +63,7 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
 def _slots(model: LanguageModel) -> Iterable[MatrixSlot | VectorSlot | ConstantSlot]:
     if not model.tied:
         yield model.embedding
-    for node in model.graph.all_nodes():
+    for node in model.all_nodes():
         for slot in node.slots.values():
             if not isinstance(slot, Table):
                 yield slot
@@ -74,7 +74,7 @@ def slot_rows(
 ) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
     """The rows of the tensor that a slot takes, and the rest of the tensor's shape."""
     if isinstance(slot, MatrixSlot):
-        return slot.source_rows(), (slot.source_cols,)
+        return slot.source_rows(), slot.source_width
     if isinstance(slot, ConstantSlot):
         return np.arange(slot.shape[0]), slot.shape[1:]
     return np.arange(slot.first_row, slot.first_row + slot.size), ()

@@ -42,7 +42,7 @@ def planned_tensors(model: LanguageModel, torch_dtype: object) -> dict[str, Tens
     """Every tensor that the graph takes; `torch_dtype` is the config's, by default bfloat16."""
     dtype = _DTYPES.get(str(torch_dtype), "BF16")
     shapes: dict[str, tuple[int, ...]] = {}
-    slots = [slot for node in model.graph.all_nodes() for slot in node.slots.values()]
+    slots = [slot for node in model.all_nodes() for slot in node.slots.values()]
     for slot in (model.embedding, *slots):
         if isinstance(slot, Table):
             continue

@@ -9,10 +9,12 @@ from typing import Any
 
 from mnnsmith.conversion.account import check_tensors
 from mnnsmith.conversion.generation import Recommended, recommended_sampling
+from mnnsmith.conversion.pictures import picture_facts
 from mnnsmith.conversion.plan import Plan, make_plan
 from mnnsmith.conversion.planned import planned_tensors
 from mnnsmith.errors import RecipeError, SourceError
 from mnnsmith.files import read_json_object, user_path
+from mnnsmith.mnn.config_files import PictureFacts
 from mnnsmith.mnn.mtok import MtokReport, make_mtok
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
@@ -30,6 +32,7 @@ class Prepared:
 
     sampling: how the model's authors would have it sampled.  mtok: the engine's tokenizer file;
     tokenizer: what to know of it.  fetched: whether the weights are on this machine.
+    pictures: of a model that sees, else None.
     """
 
     checkpoint: Checkpoint
@@ -41,13 +44,14 @@ class Prepared:
     tokenizer: MtokReport
     fetched: bool
     notes: tuple[str, ...]
+    pictures: PictureFacts | None = None
 
     @property
     def bundle_bytes(self) -> int:
         """Size of the finished bundle, less than a percent off (the graph is estimated)."""
         tokenizer = len(self.checkpoint.tokenizer.tokenizer_json.encode())
-        operators = sum(1 for _ in self.model.graph.all_nodes())
-        return self.plan.weight_bytes + len(self.mtok) + tokenizer + 600 * operators
+        operators = sum(1 for _ in self.model.all_nodes())
+        return self.plan.all_bytes + len(self.mtok) + tokenizer + 600 * operators
 
 
 def prepare(
@@ -124,12 +128,14 @@ def _decide(checkpoint: Checkpoint, chosen: Recipe | None, max_context: int | No
     fetched = bool(checkpoint.tensors)
     checkpoint, notes = with_tensors(checkpoint, model, unread)
     plan = make_plan(model, checkpoint, recipe)
+    pictures = None if model.vision is None else picture_facts(model.vision, checkpoint)
     sampling = recommended_sampling(checkpoint.generation, checkpoint.origin)
     mtok, report = make_mtok(checkpoint.tokenizer)
     return Prepared(
         checkpoint, model, plan, recipe, sampling, mtok, report, fetched,
         (*checkpoint.notes, *model.notes, *notes, *plan.notes, *sampling.notes,
          *_tokenizer_notes(report, model.head.rows)),
+        pictures,
     )  # fmt: skip
 
 

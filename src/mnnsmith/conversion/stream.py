@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mnnsmith.conversion.plan import MatrixTask, Plan, VectorTask
+from mnnsmith.conversion.plan import MatrixTask, VectorTask, WeightPlan
 from mnnsmith.errors import ConversionError, MissingResourceError, SourceError
 from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Slot, Table, VectorSlot
 from mnnsmith.mnn.weight_records import (
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 
 def write_weights(
-    plan: Plan, checkpoint: Checkpoint, path: Path, *, threads: int, progress: Progress
+    plan: WeightPlan, checkpoint: Checkpoint, path: Path, *, threads: int, progress: Progress
 ) -> None:
     """Write every weight of the plan to `path`, which must not exist.
 
@@ -90,7 +90,7 @@ def disk_error(path: Path, error: OSError) -> MissingResourceError:
 
 
 def _write_matrices(
-    fd: int, plan: Plan, checkpoint: Checkpoint, threads: int, progress: Progress
+    fd: int, plan: WeightPlan, checkpoint: Checkpoint, threads: int, progress: Progress
 ) -> None:
     total = sum(_matrix_bytes(task) for task in plan.matrices)
     done = 0
@@ -112,7 +112,7 @@ def _write_matrices(
             raise
 
 
-def _blocks(fd: int, plan: Plan, checkpoint: Checkpoint) -> Iterator[Callable[[], int]]:
+def _blocks(fd: int, plan: WeightPlan, checkpoint: Checkpoint) -> Iterator[Callable[[], int]]:
     """One piece of work for each block of rows; each returns the bytes that it wrote."""
     for task in plan.matrices:
         record = task.record
@@ -186,7 +186,8 @@ def _float_rows(task: MatrixTask, start: int, stop: int) -> npt.NDArray[np.float
         part = task.tensor.rows(int(rows[0]), int(rows[-1]) + 1)
         return np.ascontiguousarray(part[:, start:stop].T)
     if slot.heads is None:
-        return task.tensor.rows(slot.first_row + start, slot.first_row + stop)
+        taken = task.tensor.rows(slot.first_row + start, slot.first_row + stop)
+        return taken.reshape(stop - start, slot.cols)
     wanted = slot.source_rows()[start:stop]
     first = int(wanted.min())
     values: npt.NDArray[np.float32] = task.tensor.rows(first, int(wanted.max()) + 1)[wanted - first]

@@ -223,15 +223,15 @@ def _recipe(name: str, model: LanguageModel, checkpoint: Checkpoint) -> tuple[Re
         return RecipeSummary(name, 0, 0.0, 0, problem), 0
     used = activity(model, plan)
     rest = run_bytes(0, model.kv_bytes_per_token(2), model.max_context) + used.module_bytes
-    needed = rest + plan.weight_bytes
+    needed = rest + plan.all_bytes
     if used.experts is not None:
         needed = rest + used.held_bytes + used.expert_bytes
     held = used.held_bytes + used.expert_bytes + used.module_bytes
     summary = RecipeSummary(
-        name, plan.weight_bytes, _bits_per_weight(plan), needed, None, used.read_bytes,
+        name, plan.all_bytes, _bits_per_weight(plan), needed, None, used.read_bytes,
         _mapped(used, rest) if plan.all_integer else None,
     )  # fmt: skip
-    return summary, held if plan.weight_bytes <= LOAD_LIMIT_BYTES else 0
+    return summary, held if plan.all_bytes <= LOAD_LIMIT_BYTES else 0
 
 
 def _mapped(used: Activity, rest: int) -> MappedMemory | None:
@@ -248,15 +248,16 @@ def _mapped(used: Activity, rest: int) -> MappedMemory | None:
 
 
 def _bits_per_weight(plan: Plan) -> float:
-    stored = sum(t.record.codes_bytes + t.record.scales_bytes for t in plan.matrices)
-    return 8 * stored / sum(t.slot.rows * t.slot.cols for t in plan.matrices)
+    tasks = [task for part in plan.files for task in part.matrices]
+    stored = sum(t.record.codes_bytes + t.record.scales_bytes for t in tasks)
+    return 8 * stored / sum(t.slot.rows * t.slot.cols for t in tasks)
 
 
 def _roles(model: LanguageModel, checkpoint: Checkpoint) -> dict[str, RoleSummary]:
     """Tensors by role; a head that is the embedding counts there, all vectors together."""
     names: dict[str, set[str]] = defaultdict(set)
     names[model.embedding.role.value].add(model.embedding.tensor)
-    for node in model.graph.all_nodes():
+    for node in model.all_nodes():
         for slot in node.slots.values():
             if isinstance(slot, MatrixSlot):
                 names[slot.role.value].add(slot.tensor)
