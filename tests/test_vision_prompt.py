@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ from mnnsmith.vision.settings import PictureSettings, read_picture_settings
 LLAMA3_TEMPLATE = smolvlm_folder.TEMPLATE.replace("<|im_start|>", "<|begin_of_text|>")
 
 
+# Most models here share one, which takes a second to read.
+tokenizer_of = lru_cache(maxsize=4)(TextTokenizer)
+
+
 @dataclass
 class Model:
     """A folder's processor, read by us."""
@@ -54,7 +59,7 @@ class Model:
         source = json.loads((folder / "chat_template.json").read_text())["chat_template"]
         return cls(
             folder, kind, read_picture_settings(files, "test"),
-            TextTokenizer((folder / "tokenizer.json").read_text()), ChatTemplate(source),
+            tokenizer_of((folder / "tokenizer.json").read_text()), ChatTemplate(source),
         )  # fmt: skip
 
     def ask(self, messages: list[dict[str, Any]]) -> tuple[Prompt, Expanded, list[Picture]]:
@@ -132,6 +137,7 @@ DIALOGUES: dict[str, list[dict[str, Any]]] = {
         {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
         user(" ", WIDE, " 数字 🎉"),
     ],
+    "a typed placeholder": [user(WIDE, "a <video>\n\nb")],
     "text alone": [user("Hello.\n\n\nWorld")],
 }
 
@@ -149,7 +155,10 @@ def test_ids_are_those_of_transformers(models: dict[str, Model], variant: str) -
     original = load_processor(model.folder, model.kind)
     heavy = model.settings.tile > 32
     for name, dialogue in DIALOGUES.items():
-        if heavy and name not in ("picture first", "two pictures", "in both turns"):
+        if heavy and name != "in both turns":
+            continue
+        if variant == "smolvlm2" and name == "a typed placeholder":
+            # There it is an error: for what the original knows, a video is missing.
             continue
         theirs_dialogue = [
             {

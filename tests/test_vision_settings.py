@@ -30,6 +30,8 @@ def pictures(**changes: Any) -> dict[str, dict[str, Any]]:
         ({"size": {"longest_edge": 0}}, "whole number from 1"),
         ({"size": {"longest_edge": 10**9}}, "whole number from 1"),
         ({"max_image_size": {"longest_edge": 64.0}}, "whole number"),
+        ({"max_image_size": {"longest_edge": 5000}}, "from 1 to 4096"),
+        ({"max_image_size": {"longest_edge": 1}}, "65536 tiles of 169 tokens"),
         ({"resample": 9}, "from 0 to 5"),
         ({"resample": True}, "from 0 to 5"),
         ({"do_image_splitting": "yes"}, "true or false"),
@@ -79,6 +81,13 @@ def test_videos_only_where_the_files_speak_of_them() -> None:
     nested = {"video_processor": {"fps": 1, "num_frames": 64, "size": {"longest_edge": 512}}}
     found = read_video_settings({**pictures(), "processor_config.json": nested}, "org/model")
     assert found is not None and (found.longest_edge, found.tile) == (512, 364)
+    many = {
+        **pictures(video_sampling={**sampling, "max_frames": 4096}),
+        "processor_config.json": {},
+    }
+    many["processor_config.json"]["image_seq_len"] = 1000
+    with pytest.raises(SourceError, match="4096 tiles of 1000 tokens"):
+        read_video_settings(many, "org/model")
     with pytest.raises(SourceError, match="max_frames"):
         read_video_settings(pictures(video_sampling={**sampling, "max_frames": 0}), "org/model")
 

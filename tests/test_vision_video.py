@@ -88,44 +88,36 @@ def test_number_words_have_a_range() -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize(("frames", "fps"), [(40, 10.0), (7, 2.0), (90, 1.0), (1, 30.0)])
-def test_ids_and_pixels_are_those_of_transformers(
-    smollm2_gguf: Path, tmp_path: Path, frames: int, fps: float
-) -> None:
+def test_ids_and_pixels_are_those_of_transformers(smollm2_gguf: Path, tmp_path: Path) -> None:
     from smolvlm_reference import load_processor
 
     base = open_checkpoint(smollm2_gguf).tokenizer.tokenizer_json
-    folder = smolvlm_folder.write_processor(
-        tmp_path,
-        smolvlm_folder.add_special_tokens(base),
-        kind="smolvlm2",
-        tile=32,
-        longest_edge=128,
+    tokenizer_json = smolvlm_folder.add_special_tokens(base)
+    smolvlm_folder.write_processor(
+        tmp_path, tokenizer_json, kind="smolvlm2", tile=32, longest_edge=128
     )
-    original = load_processor(folder, "smolvlm2")
-    messages = [
-        {
-            "role": "user",
-            "content": [{"type": "video", "video": "v"}, {"type": "text", "text": "What?"}],
-        }
-    ]
-    video = clip(frames)
-    metadata = {"fps": fps, "total_num_frames": frames, "duration": frames / fps}
+    original = load_processor(tmp_path, "smolvlm2")
+    tokenizer, chosen = TextTokenizer(tokenizer_json), settings()
+    parts = [{"type": "video", "video": "v"}, {"type": "text", "text": "What?"}]
+    messages = [{"role": "user", "content": parts}]
     text = original.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    theirs = original(text=[text], videos=[video], video_metadata=[metadata], return_tensors="np")
-
-    chosen = settings()
-    ours = process_frames(video, chosen, fps)
-    tokenizer = TextTokenizer((folder / "tokenizer.json").read_text())
     with ChatTemplate(VIDEO_CHAT_TEMPLATE) as template:
         media = collect_media(messages)
         rendered = render_chat(template, tokenizer, media.messages, placeholders=PLACEHOLDERS)
-    expanded = expand(rendered.text, rendered.as_text, [], [ours], 64)
-    prompt = encode_rendered(tokenizer, Rendered(expanded.text, expanded.as_text, rendered.control))
-    assert prompt.ids == theirs["input_ids"][0].tolist()
-    np.testing.assert_array_equal(chosen.levels.pixel_values(ours.tiles), theirs["pixel_values"][0])
-    runs = image_runs(prompt.ids, smolvlm_folder.IMAGE_ID, expanded.feeds, 64)
-    assert [run.feed.tile for run in runs] == list(range(len(ours.tiles)))
+    for frames, fps in ((40, 10.0), (7, 2.0), (90, 1.0), (1, 30.0)):
+        video = clip(frames)
+        metadata = {"fps": fps, "total_num_frames": frames, "duration": frames / fps}
+        theirs = original(text=[text], videos=[video], video_metadata=[metadata])
+        ours = process_frames(video, chosen, fps)
+        expanded = expand(rendered.text, rendered.as_text, [], [ours], 64)
+        prompt = encode_rendered(
+            tokenizer, Rendered(expanded.text, expanded.as_text, rendered.control)
+        )
+        assert prompt.ids == list(theirs["input_ids"][0])
+        numbers = chosen.levels.pixel_values(ours.tiles)
+        np.testing.assert_array_equal(numbers, theirs["pixel_values"][0])
+        runs = image_runs(prompt.ids, smolvlm_folder.IMAGE_ID, expanded.feeds, 64)
+        assert [run.feed.tile for run in runs] == list(range(len(ours.tiles)))
 
 
 def test_text_of_a_video() -> None:
@@ -214,11 +206,13 @@ def test_rotation_is_applied(tmp_path: Path) -> None:
 
 def test_files_that_are_no_videos(tmp_path: Path) -> None:
     write_video(tmp_path / "clip.mp4", clip(30), 10, "mpeg4")
+    write_video(tmp_path / "clip.avi", clip(30), 10, "mpeg4")
     whole = (tmp_path / "clip.mp4").read_bytes()
     cases = {
         "empty.mp4": b"",
         "text.mp4": b"hello " * 99,
         "cut.mp4": whole[: len(whole) // 2],
+        "unknown.avi": (tmp_path / "clip.avi").read_bytes().replace(b"FMP4", b"zzzz"),
         "picture.mp4": samples.encoded(Image.fromarray(clip(1)[0])),
         "playlist.m3u8": (
             b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nclip.mp4\n#EXT-X-ENDLIST\n"
@@ -240,3 +234,26 @@ def test_a_file_that_ends_early_is_noted(tmp_path: Path) -> None:
     (tmp_path / "cut.mkv").write_bytes(data[: len(data) * 2 // 3])
     found = load_video(tmp_path / "cut.mkv", settings())
     assert 1 <= len(found.tiles) == len(found.times_s) < 5
+
+
+def test_mutated_files_give_our_error_or_a_video(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", clip(12), 4, "mpeg4")
+    write_video(tmp_path / "b.mkv", clip(12), 4, "ffv1")
+    write_video(tmp_path / "c.avi", clip(12), 4, "mpeg4")
+    originals = [(tmp_path / name).read_bytes() for name in ("a.mp4", "b.mkv", "c.avi")]
+    rng = np.random.default_rng(0)
+    outcomes = {"error": 0, "video": 0}
+    for _ in range(300):
+        data = np.frombuffer(originals[rng.integers(3)], np.uint8).copy()
+        # Headers lie at the start, and in MP4 at the end.
+        places = rng.integers(0, 700, 3)
+        data[places if rng.random() < 0.6 else -1 - places] = rng.integers(0, 256, 3)
+        (tmp_path / "x").write_bytes(data[: len(data) - int(rng.integers(2)) * 100].tobytes())
+        try:
+            found = load_video(tmp_path / "x", settings())
+        except SourceError:
+            outcomes["error"] += 1
+        else:
+            assert 1 <= len(found.tiles) == len(found.times_s)
+            outcomes["video"] += 1
+    assert min(outcomes.values()) > 30

@@ -71,7 +71,11 @@ _WARNINGS_LOCK = threading.RLock()
 
 @dataclass(frozen=True)
 class Loaded:
-    """image: mode RGB, upright, no metadata that counts; notes: what a person may want to know."""
+    """A picture, decoded.
+
+    image: RGB and upright; a given image itself, where it is that already.
+    notes: what a person may want to know.
+    """
 
     image: Image.Image
     notes: tuple[str, ...] = ()
@@ -241,7 +245,8 @@ def _rgb(image: Image.Image, where: str) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         return _gray_of_many_bits(image, where)
     if not ("A" in image.getbands() or "a" in image.getbands() or _has_key(image)):
-        return image.convert("RGB")
+        # A copy of an image that is RGB already would be another 360 MB.
+        return image if image.mode == "RGB" else image.convert("RGB")
     # Band by band, because three whole copies of a large picture would not fit.
     result = Pillow.new("RGB", image.size)
     rows = max(1, _BAND_PIXELS // image.width)
@@ -291,7 +296,9 @@ def _eight_bits(values: npt.NDArray[Any], where: str) -> U8:
 
 
 def _from_16_bits(values: npt.NDArray[Any]) -> U8:
-    level: U8 = ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    # By a table, because arithmetic would take several copies in 32 bits.
+    table = ((np.arange(1 << 16) + 128) // 257).astype(np.uint8)
+    level: U8 = table[values if values.dtype.kind in "iu" else values.astype(np.uint16)]
     return level
 
 

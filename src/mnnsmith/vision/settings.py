@@ -8,6 +8,7 @@ of those it knows is refused by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ _DEFAULT_TILE = 364
 _DEFAULT_SEQ_LEN = 169
 _MAX_SEQ_LEN = 65536
 _MAX_FRAMES = 4096
+# One picture or video of a real model takes some thousand tokens.
+_MAX_TOKENS = 1 << 20
 _SUFFIXES = ("", "Fast", "Pil")
 _PICTURE_TYPES = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
 _VIDEO_TYPE = "SmolVLMVideoProcessor"
@@ -116,14 +119,17 @@ def read_picture_settings(files: Files, origin: str) -> PictureSettings:
     keys.check_type("image_processor_type", _PICTURE_TYPES)
     keys.refuse_unless("do_resize", True)
     keys.refuse_unless("do_convert_rgb", True)
-    return PictureSettings(
+    settings = PictureSettings(
         longest_edge=keys.edge("size", 4 * _DEFAULT_TILE),
-        tile=keys.edge("max_image_size", _DEFAULT_TILE),
+        tile=keys.edge("max_image_size", _DEFAULT_TILE, MAX_SIDE),
         resample=keys.whole("resample", 1, 0, 5),
         split=keys.flag("do_image_splitting", True),
         levels=keys.levels(),
         image_seq_len=_image_seq_len(files, origin),
     )
+    side = math.ceil(min(settings.longest_edge, MAX_SIDE) / settings.tile)
+    _check_tokens(side * side if settings.split else 1, settings.image_seq_len, origin)
+    return settings
 
 
 def read_video_settings(files: Files, origin: str) -> VideoSettings | None:
@@ -150,15 +156,25 @@ def read_video_settings(files: Files, origin: str) -> VideoSettings | None:
         sizes = keys if "size" in found else sampling
         longest_edge = sizes.edge("size" if "size" in found else "video_size", None)
         fps, max_frames = sampling.real("fps"), sampling.whole("max_frames", None, 1, _MAX_FRAMES)
-    return VideoSettings(
+    settings = VideoSettings(
         fps=fps,
         max_frames=max_frames,
         longest_edge=longest_edge,
-        tile=keys.edge("max_image_size", _DEFAULT_TILE),
+        tile=keys.edge("max_image_size", _DEFAULT_TILE, MAX_SIDE),
         resample=keys.whole("resample", 1, 0, 5),
         levels=keys.levels(),
         image_seq_len=_image_seq_len(files, origin),
     )
+    _check_tokens(settings.max_frames, settings.image_seq_len, origin)
+    return settings
+
+
+def _check_tokens(tiles: int, image_seq_len: int, origin: str) -> None:
+    if tiles * image_seq_len > _MAX_TOKENS:
+        raise SourceError(
+            f"{origin}: by the processor's files a picture or video could have {tiles} tiles of "
+            f"{image_seq_len} tokens, more than the {_MAX_TOKENS} tokens we accept."
+        )
 
 
 def _image_seq_len(files: Files, origin: str) -> int:
@@ -215,13 +231,13 @@ class _Keys:
             raise self.bad(name, value, "a positive number")
         return float(value)
 
-    def edge(self, name: str, default: int | None) -> int:
+    def edge(self, name: str, default: int | None, high: int = 4 * MAX_SIDE) -> int:
         value = self.values.get(name)
         if value is None and default is not None:
             return default
         if not isinstance(value, Mapping) or set(value) != {"longest_edge"}:
             raise self.bad(name, value, 'an object with "longest_edge"')
-        return _Keys(value, f"{self.where} {name}:").whole("longest_edge", None, 1, 4 * MAX_SIDE)
+        return _Keys(value, f"{self.where} {name}:").whole("longest_edge", None, 1, high)
 
     def levels(self) -> Levels:
         """The three steps, each of which a file can switch off."""

@@ -33,6 +33,7 @@ MAX_FRAMES = 108_000
 # Formats that cannot name other files: a playlist could make the library open any of them.
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,ogg,flv,gif"
 _SKIPPED_S = 1
+_MIN_FPS, _MAX_FPS = 1e-3, 1e5
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ def process_frames(
     total = len(frames)
     if total < 1 or total > MAX_FRAMES:
         raise UsageError(f"A video of {total} frames; from 1 to {MAX_FRAMES} are accepted.")
-    if not 1e-3 <= fps <= 1e5:
+    if not _MIN_FPS <= fps <= _MAX_FPS:
         raise UsageError(f"{fps:g} frames a second is no rate of a video.")
     indices = (
         choose_frames(total, fps, total / fps, settings) if choose else np.arange(total)
@@ -115,8 +116,8 @@ def load_video(path: str | Path, settings: VideoSettings) -> Video:
         stream = _stream(container, found)
         fps = float(stream.average_rate or 0)
         total = stream.frames or _count(container, stream, found)
-        if total < 1 or fps <= 0:
-            raise SourceError(f"{found}: the video has no frames, or no rate ({fps:g} a second).")
+        if total < 1 or not _MIN_FPS <= fps <= _MAX_FPS:
+            raise SourceError(f"{found}: a video of {total} frames at {fps:g} a second is none.")
         if total > MAX_FRAMES:
             raise SourceError(
                 f"{found}: {total} frames are more than the {MAX_FRAMES} we accept.",
@@ -175,6 +176,8 @@ def _stream(container: InputContainer, path: Path) -> VideoStream:
     if not container.streams.video:
         raise SourceError(f"{path}: there is no video in the file.")
     stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise SourceError(f"{path}: the video is in a coding that is not known here.")
     if stream.width * stream.height > MAX_PIXELS:
         raise SourceError(
             f"{path}: frames of {stream.width} x {stream.height} pixels are more than the "
