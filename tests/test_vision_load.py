@@ -118,6 +118,16 @@ def test_the_first_of_several_frames_is_noted() -> None:
         assert load_picture(MODES[name]).notes == ()
 
 
+def test_second_picture_of_a_phone_jpeg_is_no_frame() -> None:
+    first, second = (Image.fromarray(samples.photo(40, 30, seed)) for seed in (1, 2))
+    data = samples.encoded(first, "MPO", save_all=True, append_images=[second])
+    loaded = load_picture(data)
+    assert loaded.notes == ()
+    np.testing.assert_array_equal(
+        np.asarray(loaded.image), np.asarray(Image.open(BytesIO(data)).convert("RGB"))
+    )
+
+
 def test_damaged_exif_is_noted_not_fatal() -> None:
     clean = Image.fromarray(samples.photo(20, 10))
     data = samples.encoded(clean, exif=b"Exif\x00\x00II*\x00" + b"\xff" * 4)
@@ -260,3 +270,21 @@ def test_mutated_files_give_our_error_or_a_picture(seed: int) -> None:
             assert image.mode == "RGB" and image.width * image.height <= MAX_PIXELS
             outcomes.add("picture")
     assert outcomes == {"error", "picture"}
+
+
+def test_without_pillow_or_pyav_the_extra_is_named(tmp_path: Path) -> None:
+    script = (
+        "import sys\nsys.modules['PIL'] = sys.modules['av'] = None\n"
+        "from mnnsmith.errors import MissingResourceError\n"
+        "from mnnsmith.vision import canvas, load, messages, processor, prompt, settings, video\n"
+        "for call in (load.load_picture, lambda path: video.load_video(path, None)):\n"
+        "    try:\n        call(sys.argv[1])\n"
+        "    except MissingResourceError as error:\n        print(error.hint)\n"
+    )
+    path = tmp_path / "a.png"
+    path.write_bytes(MODES["rgb.png"])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60
+    )
+    hints = done.stdout.splitlines()
+    assert len(hints) == 2 and "mnnsmith[vision]" in hints[0] and "mnnsmith[video]" in hints[1]

@@ -43,13 +43,23 @@ class Picture:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of grid and tiles: equal for pictures that the model cannot tell apart."""
-        digest = hashlib.sha256(repr((self.tiles.shape, self.rows, self.cols)).encode())
-        digest.update(np.ascontiguousarray(self.tiles).data)
-        return digest.hexdigest()
+        return digest_of(self.tiles, self.rows, self.cols)
 
     def bgr(self, tile: int) -> U8:
         """One tile, contiguous uint8 [S, S, 3] in blue, green, red, as the engine takes it."""
-        return np.ascontiguousarray(self.tiles[tile, :, :, ::-1])
+        return bgr(self.tiles[tile])
+
+
+def digest_of(tiles: U8, *facts: int) -> str:
+    """SHA-256 of tiles, their shape, and further facts."""
+    digest = hashlib.sha256(repr((tiles.shape, facts)).encode())
+    digest.update(np.ascontiguousarray(tiles).data)
+    return digest.hexdigest()
+
+
+def bgr(tile: U8) -> U8:
+    """Red, green, blue [S, S, 3] turned around, contiguous."""
+    return np.ascontiguousarray(tile[:, :, ::-1])
 
 
 def process_picture(

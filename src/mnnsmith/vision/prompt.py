@@ -21,8 +21,8 @@ from mnnsmith.vision.video import Video
 IMAGE = "<image>"
 VIDEO = "<video>"
 PLACEHOLDERS = (IMAGE, VIDEO)
-_FAKE = "<fake_token_around_image>"
-_GLOBAL = "<global-img>"
+FAKE = "<fake_token_around_image>"
+GLOBAL = "<global-img>"
 
 # The templates of SmolVLM2 checkpoints know no videos; transformers takes one of its own, which
 # writes the same, for any dialogue that has one.
@@ -142,13 +142,11 @@ def image_runs(
 
 def picture_text(rows: int, cols: int, image_seq_len: int) -> str:
     """What stands for a picture: its grid row by row, an empty line, the global tile."""
-    one = f"{_FAKE}{_GLOBAL}{IMAGE * image_seq_len}{_FAKE}"
+    one = f"{FAKE}{GLOBAL}{IMAGE * image_seq_len}{FAKE}"
     if rows == 0 and cols == 0:
         return one
     lines = [
-        "".join(
-            f"{_FAKE}<row_{row}_col_{col}>{IMAGE * image_seq_len}" for col in range(1, cols + 1)
-        )
+        "".join(f"{FAKE}<row_{row}_col_{col}>{IMAGE * image_seq_len}" for col in range(1, cols + 1))
         for row in range(1, rows + 1)
     ]
     return "".join(line + "\n" for line in lines) + "\n" + one

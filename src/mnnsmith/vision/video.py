@@ -7,7 +7,6 @@ its image processors do; that class itself resizes with torchvision, whose LANCZ
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from mnnsmith.errors import MissingResourceError, SourceError, UsageError
 from mnnsmith.files import user_path
 from mnnsmith.vision.load import MAX_PIXELS, PictureSource, load_picture
-from mnnsmith.vision.processor import cut
+from mnnsmith.vision.processor import bgr, cut, digest_of
 from mnnsmith.vision.settings import U8, PictureSettings, VideoSettings
 
 if TYPE_CHECKING:
@@ -51,14 +50,12 @@ class Video:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the tiles."""
-        digest = hashlib.sha256(repr(self.tiles.shape).encode())
-        digest.update(np.ascontiguousarray(self.tiles).data)
-        return digest.hexdigest()
+        """SHA-256 of the tiles: features of a frame do not depend on its time."""
+        return digest_of(self.tiles)
 
     def bgr(self, tile: int) -> U8:
         """One frame, contiguous uint8 [S, S, 3] in blue, green, red, as the engine takes it."""
-        return np.ascontiguousarray(self.tiles[tile, :, :, ::-1])
+        return bgr(self.tiles[tile])
 
 
 def choose_frames(
