@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
-from smolvlm_folder import write_processor
+from mnnsmith.sources.checkpoint import read_whole
+from mnnsmith.sources.open import open_checkpoint
+from smolvlm_folder import IMAGE_ID as FULL_IMAGE_ID
+from smolvlm_folder import VOCAB_SIZE, add_special_tokens, write_processor
 from tiny_checkpoint import (
     SPECIALS,
     byte_characters,
@@ -119,3 +123,40 @@ def write_small(folder: Path, model_type: str = "smolvlm", **vision: Any) -> dic
     )  # fmt: skip
     write_safetensors(folder / "model.safetensors", tensors)
     return tensors
+
+
+def write_256m(folder: Path, smollm2: Path) -> None:
+    """The shapes of SmolVLM-256M: text weights of SmolLM2-135M, rows for the new tokens, a tower.
+
+    smollm2: a checkpoint of SmolLM2-135M.  471 tensors of 256,484,928 parameters, 513 MB.
+    """
+    source = open_checkpoint(smollm2)
+    text = {
+        key: source.config[key]
+        for key in (
+            "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
+            "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
+            "rope_parameters",
+        )
+        if key in source.config
+    }  # fmt: skip
+    text |= {"vocab_size": VOCAB_SIZE, "pad_token_id": 2, "tie_word_embeddings": False}
+    config = small_config(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
+        image_size=512, patch_size=16, scale_factor=4,
+    )  # fmt: skip
+    config |= {"image_token_id": FULL_IMAGE_ID, "text_config": text}
+    tensors = {name: read_whole(tensor) for name, tensor in source.tensors.items()}
+    known = tensors["model.embed_tokens.weight"]
+    spread, random = float(known.std()), np.random.default_rng(5)
+    new = spread * random.standard_normal((VOCAB_SIZE - len(known), known.shape[1]))
+    tensors["model.embed_tokens.weight"] = np.concatenate([known, new.astype(np.float32)])
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    vision = vision_tensors(config)
+    # Features as large as embeddings: a picture then counts as much as text does.
+    vision["model.connector.modality_projection.proj.weight"] *= spread
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_processor(folder, add_special_tokens(source.tokenizer.tokenizer_json))
+    halves = {n: t.astype(np.float16) for n, t in {**text_tensors(tensors), **vision}.items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})

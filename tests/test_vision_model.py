@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import weight_oracle
 from exact import log_softmax
 from mnn_module import run_module
 from mnnsmith.api import Bundle, Engine, convert, prepare
@@ -17,6 +19,7 @@ from mnnsmith.conversion.plan import make_plan
 from mnnsmith.conversion.stream import read_vector, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
 from mnnsmith.errors import MnnsmithError, RecipeError, SourceError, UnsupportedError, UsageError
+from mnnsmith.graph.weights import MatrixSlot
 from mnnsmith.mnn.graph_json import Weights, graph_json
 from mnnsmith.quant.recipe import parse_recipe_name
 from smolvlm_checkpoint import IMAGE_ID, SMALL_VOCAB, write_small
@@ -300,19 +303,40 @@ def test_a_text_model_has_no_use_for_a_rule_about_vision(tmp_path: Path) -> None
 
 
 @pytest.mark.engine
-def test_quantized_vision_is_what_the_weights_say(tmp_path: Path) -> None:
-    write_small(tmp_path / "model", image_size=64, patch_size=16, scale_factor=2)
-    bundle = convert(tmp_path / "model", tmp_path / "out", recipe="w8g32-vision8")
+@pytest.mark.reference
+@pytest.mark.parametrize("recipe", ["w4g32-head8", "w8g32-vision8", "w8g32-vision4"])
+def test_a_quantized_bundle_computes_with_the_weights_that_it_holds(
+    recipe: str, tmp_path: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    tensors = write_small(tmp_path / "model", image_size=64, patch_size=16, scale_factor=2)
+    bundle = convert(tmp_path / "model", tmp_path / "out", recipe=recipe)
     schemes = {name: w["scheme"] for name, w in bundle.manifest.data["weights"].items()}
-    assert (
-        schemes["visual/layer0/mlp/fc1"] == "w8g32" and schemes["visual/patch_embedding"] == "fp16"
-    )
+    stored = recipe.split("-vision")
+    assert schemes["visual/patch_embedding"] == "fp16"
+    assert schemes["visual/connector"] == (f"w{stored[1]}g32" if len(stored) > 1 else "fp16")
+    model = prepare(tmp_path / "model", recipe=recipe).model
+    assert model.vision is not None
+    decoded = weight_oracle.matrices(bundle.path)
+    seen = weight_oracle.linear_layers(bundle.path / "visual.mnn")
+    for graph, weights in ((model.graph, decoded), (model.vision.graph, seen)):
+        for node in graph.all_nodes():
+            slot = node.slots.get("weight")
+            if isinstance(slot, MatrixSlot):
+                shape = tensors[slot.tensor].shape
+                tensors[slot.tensor] = weights[node.name].reshape(shape)
+    tensors[model.embedding.tensor] = decoded["embedding"]
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    reference = AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "model", dtype=torch.float32
+    ).eval()
+    case = Case(tmp_path / "model", bundle, reference, 64, 4)
+    ids, tiles = case.prompt(2), case.tiles(2)
     with Engine(bundle.path, memory="high", precision="high") as engine:
-        facts = engine.vision
-        assert facts is not None
-        tiles = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), np.uint8)
-        ids = [40, *[facts.image_token] * facts.tile_tokens, 41]
-        assert np.isfinite(engine.forward(ids, tiles=tiles)).all()
+        actual = engine.forward(ids, all_positions=True, tiles=tiles)
+    assert kl(case.logits(ids, tiles), actual).max() < MAX_KL
 
 
 def _change(folder: Path, name: str, change: Any) -> None:

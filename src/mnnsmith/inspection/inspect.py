@@ -257,12 +257,13 @@ def _roles(model: LanguageModel, checkpoint: Checkpoint) -> dict[str, RoleSummar
     """Tensors by role; a head that is the embedding counts there, all vectors together."""
     names: dict[str, set[str]] = defaultdict(set)
     names[model.embedding.role.value].add(model.embedding.tensor)
+    routers = {node.name for node in model.graph.nodes}
     for node in model.all_nodes():
         for slot in node.slots.values():
             if isinstance(slot, MatrixSlot):
                 names[slot.role.value].add(slot.tensor)
             elif isinstance(slot, ConstantSlot):
-                names["routers"].add(slot.tensor)
+                names["routers" if node.name in routers else "positions"].add(slot.tensor)
     matrices = set().union(*names.values())
     if model.tied:
         names["head"].discard(model.head.tensor)
