@@ -26,18 +26,16 @@ from smolvlm_checkpoint import IMAGE_ID, SMALL_VOCAB, write_small
 
 # Of the values' norm; and in nats.
 MAX_ERROR, MAX_KL = 1e-5, 1e-6
-# As SmolVLM-256M, Idefics3-8B and SmolVLM-2.2B relate tile, patch and scale: the last tile is no
-# multiple of its patch.
+# As SmolVLM-256M, Idefics3-8B and SmolVLM-2.2B relate tile, patch and scale.  The last tile is
+# no multiple of its patch, and its heads are as wide as SmolVLM-2.2B's, unlike the text's.
 SHAPES: dict[str, dict[str, Any]] = {
     "smolvlm-512": {"image_size": 128, "patch_size": 16, "scale_factor": 4},
     "idefics3-364": {"image_size": 56, "patch_size": 14, "scale_factor": 2},
     "smolvlm-384": {
-        "image_size": 90,
-        "patch_size": 14,
-        "scale_factor": 3,
+        "image_size": 90, "patch_size": 14, "scale_factor": 3, "hidden_size": 144,
         "num_attention_heads": 2,
     },
-}
+}  # fmt: skip
 
 
 @dataclass
@@ -374,6 +372,34 @@ def test_files_that_disagree_are_named(
     _change(tmp_path, file, change)
     with pytest.raises(error, match=message):
         prepare(tmp_path)
+
+
+def test_a_config_as_published_is_read(tmp_path: Path) -> None:
+    """With the keys of older versions, which transformers does not read either."""
+    write_small(tmp_path, "idefics3")
+
+    def older(config: dict[str, Any]) -> None:
+        config["text_config"] |= {
+            "_flash_attn_2_enabled": True, "_name_or_path": "None", "is_llama_config": True,
+            "neftune_noise_alpha": 0.0, "pixel_shuffle_factor": 4, "qk_layer_norms": False,
+            "perceiver_config": {"resampler_depth": 6}, "rope_interleaved": False,
+            "torch_dtype": "bfloat16", "use_resampler": False,
+        }  # fmt: skip
+        config["text_config"].pop("tie_word_embeddings")
+        for key in ("num_channels", "hidden_act", "layer_norm_eps"):
+            config["vision_config"].pop(key)
+        config["vision_config"] |= {
+            "max_image_size": {"longest_edge": 64}, "size": {"longest_edge": 256},
+            "tie_word_embeddings": False, "use_base_siglip": False,
+        }  # fmt: skip
+        config |= {"use_cache": True, "vocab_size": SMALL_VOCAB, "pad_token_id": 128002}
+
+    _change(tmp_path, "config.json", older)
+    ready = prepare(tmp_path, recipe="fp16")
+    assert not ready.model.tied
+    assert [note for note in ready.notes if "without effect" in note] == [
+        "text_config keys without effect here: _flash_attn_2_enabled, neftune_noise_alpha"
+    ]
 
 
 def test_every_tensor_is_used_once(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ _PLAIN, _TEXT = "model.", "model.text_model."
 _DEFAULT_IMAGE_TOKEN = 128_257
 # Settings of the picture processor, and of earlier versions of the architecture.
 _NOT_OF_THE_TOWER = ("size", "max_image_size", "tie_word_embeddings", "use_base_siglip")
+_NOT_OF_THE_TEXT = ("pixel_shuffle_factor", "perceiver_config", "is_llama_config")
 _OTHER_ARCHITECTURE = {
     "use_resampler": "Pictures then go through a perceiver, which no file here writes.",
     "qk_layer_norms": "Queries and keys then have norms.",
@@ -38,8 +39,9 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
         text.only(key, (False,), False, why)
     for key in _NOT_OF_THE_TOWER:
         vision.raw(key)
+    for key in _NOT_OF_THE_TEXT:
+        text.raw(key)
     shuffle = config.integer("scale_factor", 2)
-    text.only("pixel_shuffle_factor", (shuffle,), shuffle, f"scale_factor is {shuffle}.")
     model = rename_tensors(llama.build(text, limits), _text_tensor)
     shape = vision_shape(vision, shuffle, model.hidden_size)
     notes = (*model.notes, *_unread(config, text, "text_config"), *_unread(config, vision,
