@@ -30,7 +30,7 @@ from tiny_checkpoint import (
 
 FAKE, IMAGE, GLOBAL = "<fake_token_around_image>", "<image>", "<global-img>"
 ROWS = tuple(f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5))
-SMALL_SPECIALS = (*SPECIALS, FAKE, IMAGE, GLOBAL, *ROWS)
+SMALL_SPECIALS = (*SPECIALS, FAKE, IMAGE, GLOBAL, *ROWS, "<end_of_utterance>")
 IMAGE_ID = SMALL_SPECIALS.index(IMAGE)
 SMALL_VOCAB = len(SMALL_SPECIALS) + len(byte_characters())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,18 @@ from safetensors.numpy import save_file
 import weight_oracle
 from exact import log_softmax
 from mnn_module import run_module
-from mnnsmith.api import Bundle, Engine, convert, prepare
+from mnnsmith.api import Bundle, Engine, convert, inspect, prepare
 from mnnsmith.conversion.plan import make_plan
 from mnnsmith.conversion.stream import read_vector, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
-from mnnsmith.errors import MnnsmithError, RecipeError, SourceError, UnsupportedError, UsageError
+from mnnsmith.errors import (
+    EngineError,
+    MnnsmithError,
+    RecipeError,
+    SourceError,
+    UnsupportedError,
+    UsageError,
+)
 from mnnsmith.graph.weights import MatrixSlot
 from mnnsmith.mnn.graph_json import Weights, graph_json
 from mnnsmith.quant.recipe import parse_recipe_name
@@ -335,6 +343,61 @@ def test_a_quantized_bundle_computes_with_the_weights_that_it_holds(
     with Engine(bundle.path, memory="high", precision="high") as engine:
         actual = engine.forward(ids, all_positions=True, tiles=tiles)
     assert kl(case.logits(ids, tiles), actual).max() < MAX_KL
+
+
+@pytest.fixture(scope="module")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("small")
+    write_small(folder / "model")
+    return convert(folder / "model", folder / "bundle", recipe="w8g32-vision8")
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def _say(folder: Path, **changes: Any) -> None:
+    _change(folder, "llm_config.json", lambda config: config.update(changes))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "visual.mnn").unlink(), "missing"),
+        (lambda d: (d / "visual.mnn.weight").unlink(), "missing"),
+        (lambda d: _cut(d / "visual.mnn.weight"), "the graph reads"),
+        (lambda d: (d / "visual.mnn").write_bytes(b"\0" * 64), "does not load"),
+        (lambda d: _say(d, visual_model="../visual.mnn"), "plain file name"),
+        (lambda d: _say(d, image_pad="x"), "image_pad"),
+        (lambda d: _say(d, image_seq_len=5), "4 embeddings of a tile, not 5"),
+        # The engine takes the tile for a grid, and fails in its own code.
+        (lambda d: _say(d, image_size_unit=128), "crashed"),
+    ],
+)
+def test_a_damaged_bundle_is_an_error(
+    small_bundle: Bundle, damage: Any, message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(small_bundle.path, folder)
+    damage(folder)
+    with pytest.raises(EngineError, match=message), Engine(folder) as engine:
+        facts = engine.vision
+        assert facts is not None
+        ids = [40, *[facts.image_token] * facts.tile_tokens, 41]
+        engine.forward(ids, tiles=np.zeros((1, facts.tile, facts.tile, 3), np.uint8))
+
+
+def test_inspection_tells_of_vision(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    found = inspect(tmp_path)
+    assert found.vision is not None
+    assert (found.vision.tile, found.vision.tile_tokens, found.vision.layers) == (64, 4, 2)
+    assert found.roles is not None
+    assert found.roles["vision"].tensors == 13 and found.roles["patch"].tensors == 1
+    tensors = sum(role.tensors for role in found.roles.values())
+    assert tensors == sum(found.source_dtypes.values())
+    assert found.parameters == prepare(tmp_path, recipe="fp16").plan.all_parameters
 
 
 def _change(folder: Path, name: str, change: Any) -> None:

@@ -25,7 +25,7 @@ def check_structure(folder: Path, vocab_size: int) -> str:
     found = _check_graph(folder, MODEL_FILE, WEIGHT_FILE)
     config = read_json_object(folder / "llm_config.json")
     _check_embedding(config, vocab_size, (folder / WEIGHT_FILE).stat().st_size)
-    if config.get("is_visual"):
+    if config.get("is_visual") is True:
         found += "; vision: " + _check_graph(folder, VISION_MODEL_FILE, VISION_WEIGHT_FILE)
     return found
 

@@ -480,7 +480,7 @@ def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     try:
         config = bundle_config(str(folder), overrides)
         _check_weights(folder, config["llm_model"], config["llm_weight"])
-        if config.get("is_visual"):
+        if config.get("is_visual") is True:
             visual = config["visual_model"]
             _check_weights(folder, visual, visual + WEIGHT_SUFFIX)
     except RefusedError as error:

@@ -247,7 +247,7 @@ def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         # An empty one names the bundle itself, as npu_model_dir does by default.
         if config.get(key, "") != "":
             _plain_name(folder, config, key)
-    if config.get("is_visual"):
+    if config.get("is_visual") is True:
         config["visual_model"] = config.get("visual_model", VISUAL_MODEL)
         for name in (config["visual_model"], config["visual_model"] + WEIGHT_SUFFIX):
             _check_file(folder, name, "visual_model")
@@ -350,7 +350,7 @@ def tile_digest(tile: npt.NDArray[Any]) -> str:
 
 def vision_of(folder: str, config: Mapping[str, Any]) -> Vision | None:
     """What the configuration says of pictures, or None for a model that sees none."""
-    if not config.get("is_visual"):
+    if config.get("is_visual") is not True:
         return None
     values = []
     for name in ("image_pad", "image_size_unit", "image_seq_len"):

@@ -92,6 +92,16 @@ class RecipeSummary:
 
 
 @dataclass(frozen=True)
+class VisionSummary:
+    """What sees pictures: its size, and that of a tile in pixels a side and tokens."""
+
+    layers: int
+    hidden_size: int
+    tile: int
+    tile_tokens: int
+
+
+@dataclass(frozen=True)
 class Inspection:
     """A model before conversion.
 
@@ -101,7 +111,7 @@ class Inspection:
     convert_bytes: estimated peak memory of a conversion, whatever the recipe, with the engine that
     the result is loaded in at its end.
     active_parameters: those that one token uses; an embedding counts as one row.
-    experts: of a mixture of experts, else None.
+    experts: of a mixture of experts, else None.  vision: of a model that sees, else None.
     """
 
     origin: str
@@ -126,6 +136,7 @@ class Inspection:
     notes: tuple[str, ...] = ()
     active_parameters: int = 0
     experts: Experts | None = None
+    vision: VisionSummary | None = None
 
 
 def inspect(model: str | Path, *, revision: str | None = None, offline: bool = False) -> Inspection:
@@ -179,8 +190,15 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
         + _PROOF_BASE_BYTES + max(held for _, held in recipes),
         recipes=tuple(summary for summary, _ in recipes),
         notes=notes,
-        active_parameters=used.parameters, experts=used.experts,
+        active_parameters=used.parameters, experts=used.experts, vision=_vision(built),
     )  # fmt: skip
+
+
+def _vision(model: LanguageModel) -> VisionSummary | None:
+    seen = model.vision
+    if seen is None:
+        return None
+    return VisionSummary(seen.layers, seen.hidden_size, seen.tile, seen.tile_tokens)
 
 
 def _dtypes(checkpoint: Checkpoint) -> dict[str, int]:
