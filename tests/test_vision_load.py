@@ -109,6 +109,7 @@ def test_orientation_however_it_comes_in(tmp_path: Path) -> None:
     expected = np.rot90(corner, -1)
     for source in (data, tmp_path / "turned.png", Image.open(BytesIO(data))):
         np.testing.assert_array_equal(pixels(source), expected)
+        assert "turned upright" in load_picture(source).notes[0]
 
 
 def test_the_first_of_several_frames_is_noted() -> None:

@@ -28,6 +28,7 @@ from mnnsmith.session_media import (
     MediaPrompts,
     MediaReader,
     has_media,
+    no_vision,
     read_media_of,
     with_media,
 )
@@ -145,10 +146,7 @@ class ChatSession:
                 messages, allow_special=self.allow_special, variables=self.variables
             )
         if has_media(messages):
-            raise UsageError(
-                "This model sees no pictures or videos: it is one of text alone.",
-                "Use a bundle of a model with vision, such as SmolVLM.",
-            )
+            raise no_vision()
         prompt = encode_chat(
             self.template,
             self.tokenizer,

@@ -114,7 +114,7 @@ class MediaReader:
             source, name = read_bytes(path, MAX_FILE_BYTES), name or str(path)
         if isinstance(source, bytes):
             data = source
-            key = ("file", name or "", hashlib.sha256(data).hexdigest())
+            key = ("file", hashlib.sha256(data).hexdigest())
             return self._once(key, Picture, lambda: self._cut(data, name))
         loaded = load_picture(source, name)
         pixels = np.asarray(loaded.image)
@@ -206,6 +206,14 @@ class MediaPrompt:
     text: str
     ids: list[int]
     tiles: tuple[TileRun, ...] = ()
+
+
+def no_vision() -> UsageError:
+    """For pictures that are given to a model of text alone."""
+    return UsageError(
+        "This model sees no pictures or videos: it is one of text alone.",
+        "Use a bundle of a model with vision, such as SmolVLM.",
+    )
 
 
 def has_media(messages: Sequence[Message]) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mnnsmith.cli.canvas import canvas
 from mnnsmith.cli.chat import chat
 from mnnsmith.cli.check import check
 from mnnsmith.cli.console import clean, say, show_error
@@ -132,7 +133,7 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, inspect, check, profile, doctor, demo):
+for _verb in (convert, run, chat, inspect, check, profile, canvas, doctor, demo):
     app.command(_verb.__name__)(_exits(_verb))
 
 

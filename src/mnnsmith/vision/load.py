@@ -215,12 +215,14 @@ def _check_size(width: int, height: int, where: str) -> None:
 
 
 def _orientation(image: Image.Image, where: str) -> tuple[int, str | None]:
-    """The EXIF (or XMP) orientation 1..8, and a note where it cannot be read."""
+    """The EXIF (or XMP) orientation 1..8, and a note where it turns the picture or is damaged."""
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
     except _DAMAGE:
         return 1, f"{where}: its EXIF data are damaged; it is taken as it lies"
-    return (value, None) if type(value) is int and 1 <= value <= 8 else (1, None)
+    if type(value) is not int or not 2 <= value <= 8:
+        return 1, None
+    return value, f"{where}: turned upright, as its EXIF orientation ({value}) says"
 
 
 def _turned(image: Image.Image, orientation: int) -> Image.Image:
