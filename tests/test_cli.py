@@ -22,7 +22,20 @@ from mnnsmith.selftest import write_tiny_checkpoint
 from mnnsmith.version import __version__
 
 PROGRAM = [sys.executable, "-m", "mnnsmith.cli"]
-COMMANDS = ("convert", "run", "chat", "inspect", "check", "profile", "doctor", "demo")
+COMMANDS = (
+    "convert",
+    "run",
+    "chat",
+    "inspect",
+    "check",
+    "verify",
+    "report",
+    "profile",
+    "export",
+    "devices",
+    "doctor",
+    "demo",
+)
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
     "{{ messages[-1].content }}{{ extra }}"
