@@ -1,7 +1,7 @@
 # make demo       a fresh environment, then a real model converted, checked and asked
 # make test       everything that CI runs: style, types, import rules, all tests but the slow ones
 # make test-fast  unit tests: no torch, no engine
-# make test-slow  soak, fuzz and large checks
+# make test-slow  soak, fuzz and large checks; fetches the emulated ARM device (104 MB, once)
 # make bench      measure everything anew and write the tables of docs/performance.md
 
 PYTHON ?= python3
@@ -24,6 +24,7 @@ test-fast: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -q -m "not slow and not reference and not engine"
 
 test-slow: $(VENV)/reference.stamp
+	-$(BIN)/mnnsmith devices prepare arm64
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/dev.stamp

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mnnsmith.api import Engine, prepare
-from mnnsmith.conversion.stream import read_vector
+from mnnsmith.conversion.slots import read_vector
 from mnnsmith.engine.converter import graph_json_to_mnn
 from mnnsmith.mnn.graph_json import Weights, graph_json
 

@@ -31,7 +31,7 @@ real_rename = os.rename
 if moment == "lock":
     staging._make = die
 elif moment == "sync":
-    staging._sync = die
+    staging.sync_files = die
 elif moment == "installed":
     staging.shutil.rmtree = die
 elif moment == "between":
@@ -279,7 +279,7 @@ def test_an_error_of_the_last_step(target: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     stage(target, "old")
-    monkeypatch.setattr(staging, "_sync", full)
+    monkeypatch.setattr(staging, "sync_files", full)
     with pytest.raises(MissingResourceError, match="No space left"):
         stage(target, "new")
     assert content(target) == "old" and os.listdir(target.parent) == ["bundle"]

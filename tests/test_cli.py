@@ -22,7 +22,21 @@ from mnnsmith.selftest import write_tiny_checkpoint
 from mnnsmith.version import __version__
 
 PROGRAM = [sys.executable, "-m", "mnnsmith.cli"]
-COMMANDS = ("convert", "run", "chat", "inspect", "check", "profile", "canvas", "doctor", "demo")
+COMMANDS = (
+    "convert",
+    "run",
+    "chat",
+    "inspect",
+    "check",
+    "verify",
+    "report",
+    "profile",
+    "canvas",
+    "export",
+    "devices",
+    "doctor",
+    "demo",
+)
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
     "{{ messages[-1].content }}{{ extra }}"

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from mnnsmith.engine import Engine, SamplingOptions, client, runner
+from mnnsmith.engine.device import RUNNER, Launch
 from mnnsmith.errors import ContextLengthError, EngineError, UsageError
 from tiny_bundle import VOCAB, TinyLlama, make_model, write_bundle
 
@@ -378,10 +379,10 @@ def test_the_runner_works_alone(tiny_bundle: Tiny, tmp_path: Path) -> None:
     """One file, no package around it: as it runs on another machine."""
     copy = tmp_path / "somewhere" / "runner.py"
     copy.parent.mkdir()
-    shutil.copy(client.RUNNER, copy)
+    shutil.copy(RUNNER, copy)
     hide = "import sys; sys.modules['mnnsmith'] = None; import runpy; sys.argv = sys.argv[1:]; "
     start = [sys.executable, "-c", hide + "runpy.run_path(sys.argv[0], run_name='__main__')"]
-    alone = client.Runner([*start, str(copy)])
+    alone = client.Runner(Launch((*start, str(copy))))
     tested, _ = alone.call("self_test", silence_s=60)
     assert 0 <= tested["largest_error"] < 1e-5
     loaded, _ = alone.call(
@@ -530,7 +531,7 @@ def test_the_process_is_there_before_anyone_looks_for_it(tmp_path: Path) -> None
 
     for command, expected in ([[sys.executable, "-c", ""], True], [["/no/such/program"], False]):
         seen: list[bool] = []
-        process = client._Process(command, tmp_path, started=Started())
+        process = client._Process(Launch(tuple(command)), tmp_path, started=Started())
         client._read(process)
         client._write(process)
         assert seen == [expected]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from mnnsmith.engine import client
+from mnnsmith.engine.device import Launch
 from mnnsmith.engine.machine import installed_version, usable_processors
 from mnnsmith.engine.selftest import check_engine
 from mnnsmith.errors import EngineError
@@ -38,12 +39,9 @@ sys.stdin.read()""": "a matrix product is off by nan",
 
 
 @pytest.mark.parametrize("child", BROKEN)
-def test_a_broken_engine_is_an_error_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str
-) -> None:
+def test_a_broken_engine_is_an_error_with_a_remedy(tmp_path: Path, child: str) -> None:
     script = tmp_path / "runner.py"
     script.write_text(child)
-    monkeypatch.setattr(client, "RUNNER", script)
     with pytest.raises(EngineError, match=BROKEN[child]) as caught:
-        check_engine()
+        check_engine(Launch((sys.executable, str(script))))
     assert caught.value.hint is not None and "pip install" in caught.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mnnsmith.errors import SourceError, UsageError
+from mnnsmith.errors import MissingResourceError, SourceError, UsageError
 from mnnsmith.files import (
     is_file,
     parse_json,
     pread_exact,
     read_json_object,
     read_text,
+    replace_text,
     sha256_of,
     user_path,
 )
@@ -113,3 +115,35 @@ def test_exact_reads(tmp_path: Path) -> None:
     finally:
         os.close(fd)
     assert sha256_of(path) == hashlib.sha256(bytes(range(100))).hexdigest()
+
+
+def test_a_text_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "größe.json"
+    replace_text(path, "new ü")
+    assert path.read_text(encoding="utf-8") == "new ü"
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    replace_text(link, "through the link")
+    assert link.is_symlink() and path.read_text() == "through the link"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MissingResourceError, match="No space left"):
+        replace_text(path, "half")
+    assert path.read_text() == "through the link"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["größe.json", "link"]
+
+
+def test_what_is_no_regular_file_is_written_to_not_replaced(tmp_path: Path) -> None:
+    replace_text(Path("/dev/null"), "gone")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(MissingResourceError, match="cannot be written"):
+        replace_text(tmp_path, "a folder")
+    with pytest.raises(MissingResourceError, match="cannot be written"):
+        replace_text(tmp_path / "none" / "x", "text")

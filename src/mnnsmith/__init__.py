@@ -6,7 +6,7 @@
     with mnnsmith.Engine(bundle.path) as engine:
         logits = engine.forward([1, 2, 3])
 
-The verbs are those of the command line: `inspect`, `convert`, `check`, `open_bundle`, `Engine`.
+The verbs are those of the command line: `inspect`, `convert`, `check`, `verify`, ...
 Importing this module loads nothing heavy; each name is loaded on first use.
 """
 
@@ -22,15 +22,22 @@ if TYPE_CHECKING:
         CheckReport,
         Engine,
         ExpertUse,
+        Exported,
         Inspection,
         Prepared,
         SamplingOptions,
+        Verification,
         check,
         convert,
+        export_onnx,
         inspect,
         open_bundle,
         prepare,
         profile_experts,
+        read_verification,
+        recorded_verification,
+        report_page,
+        verify,
     )
 
 __all__ = [
@@ -38,16 +45,23 @@ __all__ = [
     "CheckReport",
     "Engine",
     "ExpertUse",
+    "Exported",
     "Inspection",
     "Prepared",
     "SamplingOptions",
+    "Verification",
     "__version__",
     "check",
     "convert",
+    "export_onnx",
     "inspect",
     "open_bundle",
     "prepare",
     "profile_experts",
+    "read_verification",
+    "recorded_verification",
+    "report_page",
+    "verify",
 ]
 
 

@@ -9,20 +9,33 @@ from mnnsmith.engine import Engine, SamplingOptions
 from mnnsmith.inspection.check import CheckReport, check
 from mnnsmith.inspection.expert_use import ExpertUse, profile_experts
 from mnnsmith.inspection.inspect import Inspection, inspect
+from mnnsmith.onnx.export import Exported, export_onnx
+from mnnsmith.report.page import report_page
+from mnnsmith.verify.record import recorded_verification
+from mnnsmith.verify.results import Verification
+from mnnsmith.verify.results_json import read_verification
+from mnnsmith.verify.verify import verify
 
 __all__ = [
     "Bundle",
     "CheckReport",
     "Engine",
     "ExpertUse",
+    "Exported",
     "Inspection",
     "Prepared",
     "ProgressCallback",
     "SamplingOptions",
+    "Verification",
     "check",
     "convert",
+    "export_onnx",
     "inspect",
     "open_bundle",
     "prepare",
     "profile_experts",
+    "read_verification",
+    "recorded_verification",
+    "report_page",
+    "verify",
 ]

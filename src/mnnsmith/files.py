@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.errors import SourceError, UsageError
+from mnnsmith.errors import MissingResourceError, SourceError, UsageError
 
 # Larger than any index or tokenizer in use (tokenizer.json of 250k tokens: 35 MB, 1.5 million
 # values, half a million lists).  Parsed, a file of empty lists would take 25 times its size.
@@ -165,6 +166,35 @@ def sha256_of(path: Path) -> str:
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all: what was there is replaced in one step.
+
+    Through a symbolic link the file behind it is replaced; a device or pipe is written to.  Raises
+    `MissingResourceError` where it cannot be written.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")
+            return
+        mode = target.stat().st_mode & 0o777 if target.exists() else None
+        part = target.with_name(f".{target.name[:80]}-{secrets.token_hex(4)}.part")
+        try:
+            with part.open("x", encoding="utf-8") as file:
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise MissingResourceError(
+            f"{path}: cannot be written: {error.strerror}.", "Choose another place, or free space."
+        ) from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

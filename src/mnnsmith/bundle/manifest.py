@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.errors import BundleError, SourceError
-from mnnsmith.files import read_json_object
+from mnnsmith.files import read_json_object, replace_text
 
 MANIFEST = "mnnsmith.json"
+# The whole result of the last verification, of which the manifest keeps the main part.
+VERIFICATION = "verification.json"
+# What belongs to a bundle beside the files that its manifest lists.
+UNLISTED = frozenset({MANIFEST, VERIFICATION})
 FORMAT = 1
 _LARGEST_SETTING = 1 << 31
 
@@ -46,8 +50,20 @@ class Manifest:
 
 def write_manifest(folder: Path, data: Mapping[str, Any]) -> None:
     """Write `mnnsmith.json`; keys are sorted, so that equal contents are equal bytes."""
-    text = json.dumps({"format": FORMAT, **data}, indent=1, sort_keys=True, ensure_ascii=False)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(_text({"format": FORMAT, **data}), encoding="utf-8")
+
+
+def note_in_manifest(folder: Path, key: str, value: Mapping[str, Any]) -> None:
+    """Put `value` under `key` of a finished bundle's manifest, which is replaced in one step.
+
+    What was noted meanwhile under other keys is kept.  Raises `MissingResourceError`
+    where the folder cannot be written.
+    """
+    replace_text(folder / MANIFEST, _text({**read_manifest(folder).data, key: value}))
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mnnsmith.bundle.manifest import MANIFEST, read_manifest
+from mnnsmith.bundle.manifest import MANIFEST, UNLISTED, read_manifest
 from mnnsmith.errors import BundleError, MissingResourceError, UsageError
 
 # `.NAME` + _PARTIAL + random: the new folder; with _LOCK after it, the lock that its maker holds;
@@ -43,10 +43,27 @@ def staged_folder(target: Path, *, replace: bool, needed_bytes: int) -> Iterator
     """
     # Through a symbolic link: the folder it leads to is replaced, not the link.
     target = Path(os.path.realpath(target))
+    with partial_folder(target, "the bundle", needed_bytes=needed_bytes) as partial:
+        check_target(target, replace=replace)
+        yield partial
+        try:
+            sync_files(partial)
+            _install(partial, target, replace)
+        except OSError as error:
+            raise _cannot_write(target, error) from error
+
+
+@contextmanager
+def partial_folder(target: Path, what: str, *, needed_bytes: int) -> Iterator[Path]:
+    """Give an empty hidden folder beside `target`; at the end it is removed with all it holds.
+
+    what: that which is written, as messages name it.
+    What killed runs for the same target left is removed first.  Raises `MissingResourceError` if
+    the disk has less than `needed_bytes` free, or the place cannot be written.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(target)
-        check_target(target, replace=replace)
         free = shutil.disk_usage(target.parent).free
         lock = _take_lock(target)
     except OSError as error:
@@ -55,17 +72,12 @@ def staged_folder(target: Path, *, replace: bool, needed_bytes: int) -> Iterator
     try:
         if free < needed_bytes:
             raise MissingResourceError(
-                f"{target.parent}: the bundle needs {needed_bytes / 1e6:.0f} MB, the disk has "
+                f"{target.parent}: {what} needs {needed_bytes / 1e6:.0f} MB, the disk has "
                 f"{free / 1e6:.0f} MB free.",
                 "Free some space, or choose an output on another disk.",
             )
         _make(partial, target)
         yield partial
-        try:
-            _sync(partial)
-            _install(partial, target, replace)
-        except OSError as error:
-            raise _cannot_write(target, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         lock.path.unlink(missing_ok=True)
@@ -122,7 +134,7 @@ def _check_disposable(folder: Path, target: Path) -> None:
             "Choose another output, or empty the folder yourself.",
         )
     try:
-        known = {*read_manifest(folder).files, MANIFEST}
+        known = {*read_manifest(folder).files, *UNLISTED}
     except BundleError:
         # A damaged bundle, which is to be replaced; it cannot say what belongs to it.
         return
@@ -254,7 +266,7 @@ def _escaped(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _sync(folder: Path) -> None:
+def sync_files(folder: Path) -> None:
     """Bring the files to the disk before the folder takes its place."""
     for path in folder.iterdir():
         fd = os.open(path, os.O_RDONLY)

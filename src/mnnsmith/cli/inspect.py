@@ -162,6 +162,7 @@ def _bundle_facts(bundle: Bundle) -> dict[str, Any]:
         "made_by": {name: data.get(name) for name in ("mnnsmith", "engine")},
         "generation": dict(bundle.manifest.generation),
         "chat_template": bundle.chat_template is not None,
+        "verification": data.get("verification"),
         "notes": data.get("notes", []),
         "files": {name: size for name, (_, size) in bundle.manifest.files.items()},
     }
@@ -183,12 +184,28 @@ def _show_bundle(facts: dict[str, Any]) -> None:
                 ("sampling", ", ".join(f"{k} {v}" for k, v in facts["generation"].items())
                  or "greedy"),
                 ("made by", f"mnnsmith {made_by['mnnsmith']} for MNN {made_by['engine']}"),
+                ("verified", _verified(facts["verification"])),
             ]
         )
     )  # fmt: skip
     say(table([(name, format_bytes(size)) for name, size in facts["files"].items()]))
     for text in facts["notes"]:
         say(clean(f"note: {text}", sys.stdout))
+
+
+def _verified(noted: Any) -> str:
+    """What the manifest notes of the last verification, which anybody may have written there."""
+    if not isinstance(noted, dict):
+        return "no (mnnsmith verify)"
+    verdict = "passed" if noted.get("passed") is True else "failed"
+    checks = noted.get("checks")
+    names = [
+        name
+        for name, check in (checks.items() if isinstance(checks, dict) else ())
+        if isinstance(check, dict) and check.get("status") != "skipped"
+    ]
+    where = f"{noted.get('level')} on {noted.get('device')}, {noted.get('date')}"
+    return f"{verdict}: {', '.join(names)} ({where})"
 
 
 def _bundle_activity(model: dict[str, Any]) -> list[tuple[str, str]]:

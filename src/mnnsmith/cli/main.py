@@ -17,10 +17,14 @@ from mnnsmith.cli.check import check
 from mnnsmith.cli.console import clean, say, show_error
 from mnnsmith.cli.convert import convert
 from mnnsmith.cli.demo import demo
+from mnnsmith.cli.devices import devices
 from mnnsmith.cli.doctor import doctor
+from mnnsmith.cli.export import export
 from mnnsmith.cli.inspect import inspect
 from mnnsmith.cli.profile import profile
+from mnnsmith.cli.report import report
 from mnnsmith.cli.run import run
+from mnnsmith.cli.verify import verify
 from mnnsmith.errors import MnnsmithError
 from mnnsmith.version import __version__
 
@@ -59,7 +63,7 @@ def _common(version: Version = False) -> None:
 
     Exit codes: 0 success, 1 a bug, 2 wrong usage, 3 a damaged checkpoint, 4 not supported,
     5 the conversion failed, 6 a damaged bundle, 7 the engine failed, 8 the machine lacks something,
-    130 interrupted.
+    9 a verification failed, 130 interrupted.
     """
 
 
@@ -133,7 +137,21 @@ def _report_bug(error: Exception, verbose: bool) -> None:
     )
 
 
-for _verb in (convert, run, chat, inspect, check, profile, canvas, doctor, demo):
+for _verb in (
+    convert,
+    run,
+    chat,
+    inspect,
+    check,
+    verify,
+    report,
+    profile,
+    canvas,
+    export,
+    devices,
+    doctor,
+    demo,
+):
     app.command(_verb.__name__)(_exits(_verb))
 
 

@@ -18,7 +18,8 @@ from mnnsmith.conversion.activity import activity
 from mnnsmith.conversion.plan import WeightPlan
 from mnnsmith.conversion.prepare import Prepared, prepare
 from mnnsmith.conversion.prove import Proof, prove_bundle
-from mnnsmith.conversion.stream import disk_error, read_vector, write_weights
+from mnnsmith.conversion.slots import read_vector
+from mnnsmith.conversion.stream import disk_error, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
 from mnnsmith.errors import SourceError, UsageError
 from mnnsmith.files import sha256_of, user_path

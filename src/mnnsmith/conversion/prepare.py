@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.conversion.account import check_tensors
+from mnnsmith.conversion.clips import add_clips
 from mnnsmith.conversion.generation import Recommended, recommended_sampling
 from mnnsmith.conversion.pictures import picture_facts
 from mnnsmith.conversion.plan import Plan, make_plan
@@ -57,7 +58,7 @@ class Prepared:
 def prepare(
     model: str | Path,
     *,
-    recipe: str | Path | None = None,
+    recipe: str | Path | Recipe | None = None,
     revision: str | None = None,
     offline: bool = False,
     max_context: int | None = None,
@@ -65,10 +66,11 @@ def prepare(
 ) -> Prepared:
     """Open `model` and decide everything; raises what `convert` would raise before its work.
 
+    recipe: its name, a JSON file, or the recipe itself.
     fetch: False leaves the weights of a hub model where they are, and takes its tensors to be those
     that its config asks for.  True fetches them, once all else is known to be right.
     """
-    chosen = None if recipe is None else load_recipe(recipe)
+    chosen = recipe if recipe is None or isinstance(recipe, Recipe) else load_recipe(recipe)
 
     def decide(revision: str | None, weights: bool) -> Prepared:
         checkpoint = open_checkpoint(
@@ -125,6 +127,7 @@ def _decide(checkpoint: Checkpoint, chosen: Recipe | None, max_context: int | No
     model, unread = build_language_model(
         checkpoint.model_type, checkpoint.config, checkpoint.origin, limits
     )
+    clipped = add_clips(model.graph, recipe)
     fetched = bool(checkpoint.tensors)
     checkpoint, notes = with_tensors(checkpoint, model, unread)
     plan = make_plan(model, checkpoint, recipe)
@@ -133,7 +136,7 @@ def _decide(checkpoint: Checkpoint, chosen: Recipe | None, max_context: int | No
     mtok, report = make_mtok(checkpoint.tokenizer)
     return Prepared(
         checkpoint, model, plan, recipe, sampling, mtok, report, fetched,
-        (*checkpoint.notes, *model.notes, *notes, *plan.notes, *sampling.notes,
+        (*checkpoint.notes, *model.notes, *clipped, *notes, *plan.notes, *sampling.notes,
          *_tokenizer_notes(report, model.head.rows)),
         pictures,
     )  # fmt: skip

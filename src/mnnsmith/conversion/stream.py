@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.conversion.plan import MatrixTask, VectorTask, WeightPlan
-from mnnsmith.errors import ConversionError, MissingResourceError, SourceError
-from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Slot, Table, VectorSlot
+from mnnsmith.conversion.slots import matrix_rows, read_vector
+from mnnsmith.errors import ConversionError, MissingResourceError
 from mnnsmith.mnn.weight_records import (
     BlockEncoding,
     FloatEncoding,
@@ -32,7 +32,7 @@ from mnnsmith.quant.round_to_nearest import (
     to_float16,
     to_float32,
 )
-from mnnsmith.sources.checkpoint import Checkpoint, QuantizedRows, read_whole, row_ranges
+from mnnsmith.sources.checkpoint import Checkpoint, QuantizedRows, row_ranges
 
 # float32 bytes of one block of rows: large enough for numpy, small enough for the caches.
 _BLOCK_BYTES = 4 << 20
@@ -50,7 +50,7 @@ def write_weights(
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        _reserve(fd, plan.weight_bytes, path)
+        reserve(fd, plan.weight_bytes, path)
         for vector in plan.vectors:
             _write_vector(fd, vector, checkpoint)
         _write_matrices(fd, plan, checkpoint, threads, progress)
@@ -58,23 +58,8 @@ def write_weights(
         os.close(fd)
 
 
-def read_vector(slot: Slot, checkpoint: Checkpoint) -> npt.NDArray[np.float32]:
-    """The values of a vector slot or table, float32."""
-    if isinstance(slot, Table):
-        return slot.values
-    if isinstance(slot, MatrixSlot):
-        raise ConversionError(f"{slot.tensor} is no vector.")
-    tensor = checkpoint.tensors[slot.tensor]
-    if isinstance(slot, ConstantSlot):
-        values = read_whole(tensor)
-    else:
-        values = tensor.rows(slot.first_row, slot.first_row + slot.size)
-    if not np.isfinite(values).all():
-        raise SourceError(f"{checkpoint.origin}: {slot.tensor} holds values that are not finite.")
-    return values + np.float32(slot.add) if isinstance(slot, VectorSlot) and slot.add else values
-
-
-def _reserve(fd: int, nbytes: int, path: Path) -> None:
+def reserve(fd: int, nbytes: int, path: Path) -> None:
+    """Claim the disk space of a file before it is written; raises `MissingResourceError`."""
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
@@ -118,10 +103,10 @@ def _blocks(fd: int, plan: WeightPlan, checkpoint: Checkpoint) -> Iterator[Calla
         record = task.record
         if isinstance(record.encoding, BlockEncoding):
             header = block_header(record.rows, record.cols, record.encoding.bits)
-            _pwrite(fd, header, record.offset)
+            pwrite(fd, header, record.offset)
         if task.bias is not None:
             bias = read_vector(task.bias, checkpoint).astype("<f4", copy=False)
-            _pwrite(fd, bias.tobytes(), record.bias_offset)
+            pwrite(fd, bias.tobytes(), record.bias_offset)
         for start, stop in row_ranges(task.slot.rows, task.slot.cols, _BLOCK_BYTES):
             yield _block_work(fd, task, start, stop)
 
@@ -142,13 +127,13 @@ def _block_work(fd: int, task: MatrixTask, start: int, stop: int) -> Callable[[]
                 "checkpoint.",
             ) from error
         codes_offset = record.codes_offset + start * record.codes_row_bytes()
-        _pwrite(fd, codes, codes_offset)
+        pwrite(fd, codes, codes_offset)
         # Linux starts to write these pages to the disk now, while there is work to do; else most of
         # the file would wait for the sync at the end.
         os.posix_fadvise(fd, codes_offset, codes.nbytes, os.POSIX_FADV_DONTNEED)
         written = codes.nbytes
         if scales is not None:
-            _pwrite(fd, scales, record.scales_offset + start * record.scales_row_bytes())
+            pwrite(fd, scales, record.scales_offset + start * record.scales_row_bytes())
             written += scales.nbytes
         return written
 
@@ -165,7 +150,7 @@ def _encode(
         return pack_codes(kept.codes, encoding.bits), pack_scales(
             kept.scale, kept.zero, encoding.scale_bits
         )
-    weights = _float_rows(task, start, stop)
+    weights = matrix_rows(task.slot, task.tensor, start, stop)
     if isinstance(encoding, FloatEncoding):
         return (to_float16(weights) if encoding.bits == 16 else to_float32(weights)), None
     if not weights.flags.writeable:
@@ -175,23 +160,6 @@ def _encode(
         scale_bits=encoding.scale_bits,
     )  # fmt: skip
     return pack_codes(q.codes, encoding.bits), pack_scales(q.scale, q.zero, encoding.scale_bits)
-
-
-def _float_rows(task: MatrixTask, start: int, stop: int) -> npt.NDArray[np.float32]:
-    """Rows start..stop of a slot, in the slot's order."""
-    slot = task.slot
-    if slot.transposed:
-        # The part is small (one head); its rows are our columns.
-        rows = slot.source_rows()
-        part = task.tensor.rows(int(rows[0]), int(rows[-1]) + 1)
-        return np.ascontiguousarray(part[:, start:stop].T)
-    if slot.heads is None:
-        taken = task.tensor.rows(slot.first_row + start, slot.first_row + stop)
-        return taken.reshape(stop - start, slot.cols)
-    wanted = slot.source_rows()[start:stop]
-    first = int(wanted.min())
-    values: npt.NDArray[np.float32] = task.tensor.rows(first, int(wanted.max()) + 1)[wanted - first]
-    return values
 
 
 def _kept_rows(task: MatrixTask, start: int, stop: int) -> QuantizedRows:
@@ -213,10 +181,11 @@ def _matrix_bytes(task: MatrixTask) -> int:
 
 def _write_vector(fd: int, task: VectorTask, checkpoint: Checkpoint) -> None:
     values = read_vector(task.slot, checkpoint).astype("<f4", copy=False)
-    _pwrite(fd, np.ascontiguousarray(values).tobytes() + bytes(task.padding), task.record.offset)
+    pwrite(fd, np.ascontiguousarray(values).tobytes() + bytes(task.padding), task.record.offset)
 
 
-def _pwrite(fd: int, data: bytes | npt.NDArray[Any], offset: int) -> None:
+def pwrite(fd: int, data: bytes | npt.NDArray[Any], offset: int) -> None:
+    """Write all of `data` at `offset`."""
     view = memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).data
     view = view.cast("B")
     done = 0

@@ -1,14 +1,18 @@
 """The only room that talks to MNN, always in a child process."""
 
 from mnnsmith.engine.converter import graph_json_to_mnn
+from mnnsmith.engine.device import Device
 from mnnsmith.engine.engine import Engine, EngineStatistics, Generation, VisionFacts
+from mnnsmith.engine.parse_device import parse_device
 from mnnsmith.engine.sampling import SamplingOptions
 
 __all__ = [
+    "Device",
     "Engine",
     "EngineStatistics",
     "Generation",
     "SamplingOptions",
     "VisionFacts",
     "graph_json_to_mnn",
+    "parse_device",
 ]

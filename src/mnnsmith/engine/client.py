@@ -13,7 +13,6 @@ import os
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mnnsmith.engine.device import Launch, LocalDevice
 from mnnsmith.engine.exits import describe_exit, log_tail
 from mnnsmith.engine.runner import Arrays, DamagedStreamError, read_frame, write_frame
 from mnnsmith.errors import EngineError
 
-RUNNER = Path(__file__).with_name("runner.py")
 LOG = "log"
 EXIT_GRACE_S = 5.0
 WAIT_SLICE_S = 1.0
@@ -43,7 +42,7 @@ class RunnerRefusedError(Exception):
 class _Process:
     """What the threads share.  It knows nothing of `Runner`, so that a lost one is collected."""
 
-    command: Sequence[str]
+    launch: Launch
     folder: Path
     requests: queue.SimpleQueue[tuple[Header, Arrays] | None] = field(
         default_factory=queue.SimpleQueue
@@ -60,11 +59,12 @@ class _Process:
 def _start(process: _Process) -> subprocess.Popen[bytes]:
     with open(process.folder / LOG, "wb") as log:
         return subprocess.Popen(
-            process.command,
+            process.launch.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=process.folder,
+            env=process.launch.environment,
             bufsize=0,
             start_new_session=True,
             pass_fds=process.inherited,
@@ -130,16 +130,14 @@ def _end(process: _Process, threads: Sequence[threading.Thread]) -> None:
 class Runner:
     """A runner process; one caller at a time (the engine holds the lock)."""
 
-    def __init__(
-        self, command: Sequence[str] | None = None, inherited: tuple[int, ...] = ()
-    ) -> None:
-        """Start `command`, by default this Python with `runner.py`, in a folder of its own.
+    def __init__(self, launch: Launch | None = None, inherited: tuple[int, ...] = ()) -> None:
+        """Start a runner, by default on this machine, in a folder of its own.
 
         inherited: file descriptors that it keeps open for as long as it lives.
         """
         self._ids = itertools.count(1)
         self._process = _Process(
-            command or (sys.executable, str(RUNNER)),
+            launch or LocalDevice().launch(),
             Path(tempfile.mkdtemp(prefix="mnnsmith-engine-")),
             inherited=inherited,
         )

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
 from mnnsmith.engine.converter import GRAPH_LIMIT_BYTES
-from mnnsmith.engine.mapped import MappingState, claim
+from mnnsmith.engine.device import Device, Launch, LocalDevice
+from mnnsmith.engine.mapped import MappingState, claim, in_memory
 from mnnsmith.engine.runner import WEIGHT_SUFFIX, Arrays, RefusedError, Vision, bundle_config
 from mnnsmith.engine.sampling import SamplingOptions
 from mnnsmith.engine.weight_extent import required_weight_bytes
@@ -96,6 +97,7 @@ class Engine:
         load_timeout_s: float = LOAD_TIMEOUT_S,
         call_timeout_s: float = CALL_TIMEOUT_S,
         piece_tokens: int = PIECE_TOKENS,
+        device: Device | None = None,
     ) -> None:
         """Load the bundle in `bundle_dir`.
 
@@ -105,24 +107,39 @@ class Engine:
         all_logits: set when `forward(all_positions=True)` is the main use; it works without, and
             then costs a second set of work buffers.
         load_timeout_s, call_timeout_s: the longest time without a sign of life; a long prompt
-            gives one after each piece.
+            gives one after each piece.  A device that is slower takes a multiple of it.
         piece_tokens: prompts are fed in pieces of this length, which bounds memory.
+        device: where it runs, see `parse_device`; None is this machine.
 
-        Raises UsageError for wrong options; EngineError when the bundle does not load.
+        Raises UsageError for wrong options; MissingResourceError when the device lacks something;
+        EngineError when it cannot be reached or the bundle does not load.
         """
         overrides = _overrides(memory, precision, threads, config)
+        _check_mapping(device, overrides)
         if piece_tokens < 1:
             raise UsageError(f"piece_tokens must be at least 1, found {piece_tokens}.")
         self.bundle_dir = Path(bundle_dir).absolute()
-        self._call_timeout_s = call_timeout_s
+        self.device: Device = device or LocalDevice()
+        self._call_timeout_s = call_timeout_s * self.device.time_factor
         self._lock = threading.RLock()
         self._generation = 0
         self._position = 0
         checked = _check_bundle(self.bundle_dir, overrides)
         overrides["all_logits"] = bool(all_logits)
-        self._mapped = claim(self.bundle_dir, checked, overrides)
+        launch, remote = self.device.launch(), self.device.send(self.bundle_dir)
+        if self.device.maps_weights:
+            self._mapped = claim(self.bundle_dir, checked, overrides)
+        else:
+            self._mapped = in_memory(
+                f"they are on this machine only, not on {self.device.name}"
+                if checked.get("use_mmap")
+                else None
+            )
+        request = {"bundle": remote, "piece_tokens": piece_tokens}
         try:
-            header = self._load(overrides, piece_tokens, load_timeout_s)
+            header = self._load(
+                launch, request, overrides, load_timeout_s * self.device.time_factor
+            )
         except BaseException:
             self._mapped.release()
             raise
@@ -132,17 +149,22 @@ class Engine:
         # None for a model that sees no pictures.
         self.vision = None if header["vision"] is None else VisionFacts(**header["vision"])
 
-    def _load(self, overrides: Mapping[str, Any], piece_tokens: int, timeout_s: float) -> Header:
+    def _load(
+        self,
+        launch: Launch,
+        request: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        timeout_s: float,
+    ) -> Header:
         """Start the child process and have it load the bundle."""
         while True:
-            self._runner = Runner(inherited=self._mapped.inherited)
+            self._runner = Runner(launch, self._mapped.inherited)
             try:
                 header, _ = self._runner.call(
                     "load",
                     silence_s=timeout_s,
-                    bundle=str(self.bundle_dir),
                     config={**overrides, **self._mapped.overrides},
-                    piece_tokens=piece_tokens,
+                    **request,
                 )
                 self._mapped.loaded()
                 return header
@@ -471,6 +493,13 @@ def _overrides(
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"config must hold what JSON can hold: {error}.") from error
     return result
+
+
+def _check_mapping(device: Device | None, overrides: Mapping[str, Any]) -> None:
+    """Refuse what would name files of this machine on another one."""
+    given = [key for key in ("use_mmap", "tmp_path") if overrides.get(key)]
+    if device is not None and not device.maps_weights and given:
+        raise UsageError(f"{device.name}: {given[0]} is for bundles that run on this machine.")
 
 
 def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:

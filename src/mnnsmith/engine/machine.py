@@ -1,9 +1,10 @@
-"""What of this machine matters to the engine: its version, the processor's features and number."""
+"""What of this machine matters to the engine: version, processors, where caches go."""
 
 from __future__ import annotations
 
 import os
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 # Features that choose the engine's kernels, by the names /proc/cpuinfo gives them.
 X86_FEATURES = ("sse4_1", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni")
@@ -37,3 +38,11 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cache_home() -> Path:
+    """Where everything that can be made again is kept, by the XDG base directory specification."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    home = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
+    return Path(home, "mnnsmith")

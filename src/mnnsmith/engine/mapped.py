@@ -25,7 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mnnsmith.engine.machine import cpu_features, installed_version, usable_processors
+from mnnsmith.engine.machine import (
+    cache_home,
+    cpu_features,
+    installed_version,
+    usable_processors,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -115,28 +120,34 @@ def claim(bundle: Path, config: Mapping[str, Any], overrides: Mapping[str, Any])
     against mapping is told in the note, and the weights are then held in memory.
     """
     if not config.get("use_mmap"):
-        return _off(None)
+        return in_memory(None)
     if "use_mmap" in overrides or "tmp_path" in overrides or config.get("kvcache_mmap"):
         return MappedWeights(MappingState("caller"), {}, None)
     memory = config.get("memory", "low")
     if memory != "low":
         # The copy would be in floats, eight times the size, and the engine crashes on finding it.
-        return _off(f"memory is {memory!r}, and only the integer weights of 'low' can be mapped")
+        return in_memory(
+            f"memory is {memory!r}, and only the integer weights of 'low' can be mapped"
+        )
     try:
         root = cache_root()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _prune(root)
         return _claim(root, bundle, config)
     except OSError as error:
-        return _off(f"the cache cannot be used: {error}")
+        return in_memory(f"the cache cannot be used: {error}")
+
+
+def in_memory(note: str | None) -> MappedWeights:
+    """No claim at all: the weights are held in memory, for the reason that the note gives."""
+    if note is not None:
+        _log.info("weights are not mapped: %s", note)
+    return MappedWeights(MappingState("off", note=note), {}, None)
 
 
 def cache_root() -> Path:
-    """The folder of all mapped weights, by the XDG base directory specification."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
-    home = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
-    return Path(home, "mnnsmith", "mapped")
+    """The folder of all mapped weights."""
+    return cache_home() / "mapped"
 
 
 def cache_bytes() -> int:
@@ -181,7 +192,7 @@ def _claim(root: Path, bundle: Path, config: Mapping[str, Any]) -> MappedWeights
         if mark is not None and {key: mark.get(key) for key in identity} == identity:
             if mark.get("usable") is not True:
                 os.close(lock)
-                return _off("the engine failed on mapped weights of this bundle before")
+                return in_memory("the engine failed on mapped weights of this bundle before")
             if mark.get("files") == _sizes(folder):
                 return MappedWeights(MappingState("ready", folder), identity, lock)
         _empty(folder)
@@ -193,14 +204,14 @@ def _claim(root: Path, bundle: Path, config: Mapping[str, Any]) -> MappedWeights
         raise
     _remove(root, name)
     os.close(lock)
-    return _off(note)
+    return in_memory(note)
 
 
 def _private(root: Path, identity: Mapping[str, Any], needed: int) -> MappedWeights:
     """Files of this engine alone: the folder of the bundle is in another one's use."""
     note = _no_room(root, needed)
     if note is not None:
-        return _off(note)
+        return in_memory(note)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=root))
         lock = _lock(root, folder.name)
@@ -212,12 +223,6 @@ def _private(root: Path, identity: Mapping[str, Any], needed: int) -> MappedWeig
     note = "another engine uses the mapped weights of this bundle; this one wrote its own"
     _log.info("%s", note)
     return MappedWeights(MappingState("private", folder, note), identity, lock)
-
-
-def _off(note: str | None) -> MappedWeights:
-    if note is not None:
-        _log.info("weights are not mapped: %s", note)
-    return MappedWeights(MappingState("off", note=note), {}, None)
 
 
 def _no_room(root: Path, needed: int) -> str | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
 
 from mnnsmith.errors import EngineError
+from mnnsmith.mnn.flatbuffer import Reader
 
 NET_OPERATORS, NET_SUBGRAPHS = 3, 10
 SUBGRAPH_OPERATORS = 4
@@ -19,9 +19,6 @@ OPERATOR_MAIN_TYPE, OPERATOR_MAIN, OPERATOR_EXTERNAL_PATH = 1, 2, 7
 # Number of the parameter type in the union -> number of its field `external`: Blob,
 # Convolution2D, Scale, Convolution3D, LayerNorm, GroupNorm.
 EXTERNAL_FIELDS = {7: 9, 9: 6, 58: 3, 80: 3, 88: 5, 95: 6}
-# Of all lists that are followed together.  The largest mixture of experts, DeepSeek-V3 with 45,000
-# expert matrices, has 2.2 MB.
-LISTS_LIMIT_BYTES = 16 << 20
 
 
 def required_weight_bytes(graph: bytes) -> int:
@@ -30,7 +27,7 @@ def required_weight_bytes(graph: bytes) -> int:
     Raises EngineError when it is not a whole flatbuffer, has millions of operators, or one whose
     weights lie in another file (while a graph is converted they may, in a finished one never).
     """
-    reader = _Reader(graph)
+    reader = Reader(graph)
     try:
         net = reader.indirect(0)
         operators = itertools.chain(
@@ -45,7 +42,7 @@ def required_weight_bytes(graph: bytes) -> int:
         raise EngineError("the graph file is damaged: an offset points outside of it.") from error
 
 
-def _operator_end(reader: _Reader, operator: int) -> int:
+def _operator_end(reader: Reader, operator: int) -> int:
     kind = reader.field(operator, OPERATOR_MAIN_TYPE)
     main = reader.field(operator, OPERATOR_MAIN)
     elsewhere = reader.field(operator, OPERATOR_EXTERNAL_PATH)
@@ -63,47 +60,3 @@ def _operator_end(reader: _Reader, operator: int) -> int:
     if any(value < 0 for value in values):
         raise EngineError(f"the graph file is damaged: it places weights at {values}.")
     return sum(values)
-
-
-class _Reader:
-    """Bounds-checked reads: `struct` raises outside of the buffer, negative places included."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        # Tables may be shared, so the work is bounded by what a whole file of them could hold.
-        self.left = min(len(data), LISTS_LIMIT_BYTES)
-
-    def read(self, form: str, place: int) -> int:
-        if place < 0:
-            raise struct.error("a place before the beginning")
-        value: int = struct.unpack_from(form, self.data, place)[0]
-        return value
-
-    def indirect(self, place: int) -> int:
-        return place + self.read("<I", place)
-
-    def field(self, table: int, number: int) -> int | None:
-        """Where the field lies, or None when it is not there."""
-        description = table - self.read("<i", table)
-        entry = 4 + 2 * number
-        if entry + 2 > self.read("<H", description):
-            return None
-        offset = self.read("<H", description + entry)
-        return table + offset if offset else None
-
-    def _vector(self, place: int, item_bytes: int) -> range:
-        count = self.read("<I", place)
-        self.left -= count * item_bytes
-        if self.left < 0:
-            raise struct.error("more items than a graph can have")
-        return range(place + 4, place + 4 + count * item_bytes, item_bytes)
-
-    def tables(self, table: int, number: int) -> Iterator[int]:
-        place = self.field(table, number)
-        if place is not None:
-            for item in self._vector(self.indirect(place), 4):
-                yield self.indirect(item)
-
-    def int64s(self, place: int) -> Iterator[int]:
-        for item in self._vector(place, 8):
-            yield self.read("<q", item)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -107,6 +107,25 @@ class GraphCore:
     def mark_output(self, value: Value) -> None:
         """Make a value an output of the graph; the engine finds it by its name."""
         self.outputs.append(value)
+
+    def clip(self, value: Value, limit: float) -> None:
+        """Let all that read `value` read it within -limit .. limit instead.
+
+        The value keeps its name and place, also as a landmark; the new one is named NAME/clip.
+        """
+        clipped = replace(value, index=len(self.values), name=f"{value.name}/clip")
+        if clipped.name in self._names:
+            self.fail(clipped.name, "an operator of this name exists")
+        self._names.add(clipped.name)
+        self.values.append(clipped)
+        node = Node("clip", clipped.name, (value,), (clipped,), {"limit": limit})
+        nodes = []
+        for other in self.nodes:
+            inputs = tuple(clipped if x == value else x for x in other.inputs)
+            nodes.append(replace(other, inputs=inputs))
+            if value in other.outputs:
+                nodes.append(node)
+        self.nodes = nodes
 
     def mark(self, value: Value, module: str, layer: int, kind: str) -> None:
         """Say that `value` is what a module of the original gives, for comparisons."""

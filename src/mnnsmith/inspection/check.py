@@ -9,7 +9,7 @@ from typing import Any
 
 from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.bundle.bundle import EDITABLE
-from mnnsmith.bundle.manifest import MANIFEST
+from mnnsmith.bundle.manifest import UNLISTED
 from mnnsmith.conversion.prove import probe
 from mnnsmith.conversion.structure import check_structure
 from mnnsmith.errors import BundleError, MnnsmithError
@@ -83,13 +83,14 @@ def _hash(bundle: Bundle, name: str) -> str:
 
 
 def _strangers(bundle: Bundle) -> str:
-    known = {*bundle.manifest.files, MANIFEST}
-    others = sorted(p.name for p in bundle.path.iterdir() if p.name not in known)
+    known = {*bundle.manifest.files, *UNLISTED}
+    names = {path.name for path in bundle.path.iterdir()}
+    others = sorted(names - known)
     if others:
         # As Python writes them: anybody may have put them there.
         shown = (name if name.isprintable() else ascii(name) for name in others[:8])
         raise BundleError(f"not in the manifest: {', '.join(shown)}")
-    return f"{len(known)} files"
+    return f"{len(names)} files"
 
 
 def _tokenizer(bundle: Bundle) -> str:

@@ -164,6 +164,11 @@ def _unary(node: Node, _: Weights) -> _Emitted:
     return "UnaryOp", "UnaryOp", {"opType": _UNARY[node.attributes["function"]], "T": "DT_FLOAT"}
 
 
+def _clip(node: Node, _: Weights) -> _Emitted:
+    limit = node.attributes["limit"]
+    return "ReLU6", "Relu6", {"minValue": -limit, "maxValue": limit}
+
+
 def _pad(_: Node, __: Weights) -> _Emitted:
     return "Padding", "PadParam", {"mode": "CONSTANT"}
 
@@ -297,6 +302,7 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "gather": _gather,
     "binary": _binary,
     "unary": _unary,
+    "clip": _clip,
     "pad": _pad,
     "softmax": _softmax,
     "reduce": _reduce,

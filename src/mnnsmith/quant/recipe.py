@@ -5,7 +5,8 @@ A recipe is a name such as `w4g64-head8`, or a JSON file:
     {"name": "mine", "default": "w4g64", "misfit": "error",
      "rules": [{"role": "head", "scheme": "w8g64"},
                {"layers": [0, 1], "role": "mlp", "scheme": "w8g32"},
-               {"tensor": "*.down_proj.weight", "scheme": "w8g64"}]}
+               {"tensor": "*.down_proj.weight", "scheme": "w8g64"}],
+     "clip": [{"value": "layer3/mlp/act", "limit": 60000}]}
 
 What sees pictures has a default of its own, `"vision": "w8g64"`, fp16 where the file says nothing;
 a rule speaks of it where it names role `vision` or a tensor.
@@ -39,6 +40,8 @@ _NAME = re.compile(
 _FLOAT16 = Scheme(16)
 _MAX_RULES = 1_000
 _MAX_PATTERN = 500
+# The largest number of fp16, for whose range values are clipped.
+FP16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,20 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """Values of the graph that are kept within -limit .. limit.
+
+    value: a name ("layer3/mlp/act"), or a glob.
+    """
+
+    value: str
+    limit: float
+
+    def matches(self, name: str) -> bool:
+        return fnmatch.fnmatchcase(name, self.value)
+
+
+@dataclass(frozen=True)
 class Choice:
     """The scheme for one weight, and the number of the rule that chose it (None: the default).
 
@@ -103,6 +120,7 @@ class Recipe:
     mla: how latent attention is written: "expanded" or "latent"; other models have no such choice.
     vision: the default of what sees pictures.  Its patch embedding, small and sensitive, and with a
     width that blocks seldom divide, is fp16 unless a rule names it.
+    clips: values that are kept within a range, for phones that compute in fp16.
     """
 
     name: str
@@ -112,6 +130,7 @@ class Recipe:
     keep: bool = False
     mla: str = MLA_FORMS[0]
     vision: Scheme = _FLOAT16
+    clips: tuple[Clip, ...] = ()
 
     def choose(self, target: Target) -> Choice:
         """The scheme of one weight; raises `RecipeError` where it cannot be."""
@@ -197,7 +216,8 @@ def parse_recipe_name(name: str) -> Recipe:
 
 def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from the object of a JSON file."""
-    _check_keys(data, {"name", "default", "rules", "misfit", "mla", "vision", "description"}, where)
+    known = {"name", "default", "rules", "misfit", "mla", "vision", "clip", "description"}
+    _check_keys(data, known, where)
     name = data.get("name", "custom")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,80}", name):
         raise RecipeError(f"{where}: name must be letters, digits, '.', '_' and '-': {name!r:.60}.")
@@ -214,13 +234,19 @@ def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     rules = data.get("rules", [])
     if not isinstance(rules, list) or len(rules) > _MAX_RULES:
         raise RecipeError(f"{where}: rules must be a list of at most {_MAX_RULES} objects.")
+    clips = data.get("clip", [])
+    if not isinstance(clips, list) or len(clips) > _MAX_RULES:
+        raise RecipeError(f"{where}: clip must be a list of at most {_MAX_RULES} objects.")
+    keep = data["default"] == KEEP
     return Recipe(
         name,
-        parse_scheme(data["default"], f"{where}: default"),
+        Scheme(16) if keep else parse_scheme(data["default"], f"{where}: default"),
         tuple(_rule(rule, f"{where}: rule {i}") for i, rule in enumerate(rules)),
         misfit,
+        keep=keep,
         mla=mla,
         vision=parse_scheme(data.get("vision", "fp16"), f"{where}: vision"),
+        clips=tuple(_clip(clip, f"{where}: clip {i}") for i, clip in enumerate(clips)),
     )
 
 
@@ -242,6 +268,8 @@ def describe(recipe: Recipe) -> dict[str, Any]:
         if rule.layers is not None:
             entry["layers"] = list(rule.layers)
         described["rules"].append(entry)
+    if recipe.clips:
+        described["clip"] = [{"value": clip.value, "limit": clip.limit} for clip in recipe.clips]
     return described
 
 
@@ -268,6 +296,21 @@ def _rule(data: Any, where: str) -> Rule:
             )
         layers = (layers[0], layers[1])
     return Rule(parse_scheme(data["scheme"], where), role, tensor, layers)
+
+
+def _clip(data: Any, where: str) -> Clip:
+    if not isinstance(data, Mapping):
+        raise RecipeError(f"{where}: must be an object, not {data!r:.60}.")
+    _check_keys(data, {"value", "limit"}, where)
+    value, limit = data.get("value"), data.get("limit")
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_PATTERN:
+        raise RecipeError(f"{where}: value must be a name or glob, not {value!r:.60}.")
+    if not isinstance(limit, (int, float)) or isinstance(limit, bool) or not 0 < limit <= FP16_MAX:
+        raise RecipeError(
+            f"{where}: limit must be a number above 0 and at most {FP16_MAX:g}, the largest of "
+            f"fp16, not {limit!r:.60}."
+        )
+    return Clip(value, float(limit))
 
 
 def _check_keys(data: Mapping[str, Any], known: set[str], where: str) -> None:

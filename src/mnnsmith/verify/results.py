@@ -91,8 +91,9 @@ class TextFigures:
 class ExactCase:
     """One run of the bundle against the reference with the bundle's own weights.
 
-    name: "prompt", "split", "decode", "greedy".  error: the largest difference of logits, over the
-    reference's standard deviation.  kl: the largest of all positions.
+    name: "prompt", "split", "decode", "reuse" (after going back in the cache), "greedy".
+    error: the largest difference of logits, over the reference's standard deviation; of "greedy",
+    by how much the reference holds another token for better.  kl: the largest of all positions.
     """
 
     name: str

@@ -1,0 +1,1 @@
+"""Preparing the devices that are not there by themselves."""

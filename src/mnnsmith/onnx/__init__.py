@@ -1,0 +1,1 @@
+"""Our graph as standard ONNX, for other runtimes and as a reference without torch."""

@@ -1,0 +1,1 @@
+"""Verifications as one page of HTML that stands alone."""

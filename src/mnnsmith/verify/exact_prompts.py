@@ -1,0 +1,108 @@
+"""Prompts for the exact check: text, control tokens, random tokens, and no routers near a tie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.text.tokenizer import TextTokenizer
+from mnnsmith.verify.context import Context, Level
+from mnnsmith.verify.reference import Reference
+from mnnsmith.verify.texts import leading_ids, shipped_sections
+
+I64 = npt.NDArray[np.int64]
+
+_PROMPTS: dict[Level, int] = {"quick": 3, "full": 5}
+_TOKENS: dict[Level, int] = {"quick": 96, "full": 320}
+# At level full, one prompt goes beyond the engine's pieces of 256 tokens several times.
+_LONG_TOKENS = 1100
+_BEYOND_WINDOW = 64
+# A prompt longer than this takes minutes on a large model.
+_LONGEST_TOKENS = 4200
+_SHORTEST_TOKENS = 8
+_CANDIDATES = 24
+# Languages and code in turn, so that the first few prompts are of different kinds.
+_STRIDE = 7
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """label: as findings name it.  ids: int64 [n]."""
+
+    label: str
+    ids: I64
+
+
+def decisive_prompts(
+    context: Context, tokenizer: TextTokenizer, reference: Reference
+) -> tuple[Prompt, ...]:
+    """Prompts on which no router of the reference is near a tie.
+
+    Some are of text in several languages, some of random ids with control tokens between them.
+    All are of one length, shorter ones where no long one is decisive; at level full a longer one
+    is added.  Empty where none is found.
+    """
+    rows, room = context.bundle.vocab_size, context.bundle.max_context
+    stream = _text_stream(tokenizer, rows)
+    length = min(_TOKENS[context.level], room - 1)
+    wanted = _PROMPTS[context.level]
+    found: list[Prompt] = []
+    while not found and length >= _SHORTEST_TOKENS:
+        candidates = list(_candidates(stream, tokenizer, rows, length))
+        # A few at a time: mostly the first ones will do.
+        for start in range(0, len(candidates), wanted):
+            batch = candidates[start : start + wanted]
+            decisive = reference.decisive(np.stack([prompt.ids for prompt in batch]))
+            found += [p for p, good in zip(batch, decisive, strict=True) if good]
+            if len(found) >= wanted:
+                break
+        length //= 2
+    found = found[:wanted]
+    if found and context.level == "full":
+        found += _long(context, stream, reference)
+    return tuple(found)
+
+
+def _long(context: Context, stream: I64, reference: Reference) -> list[Prompt]:
+    """A prompt longer than the sliding window, where there is one, and than several pieces."""
+    window = context.original.model.sliding_window if context.original else None
+    length = max(_LONG_TOKENS, (window or 0) + _BEYOND_WINDOW)
+    length = min(length, _LONGEST_TOKENS, context.bundle.max_context - 1)
+    ids = np.resize(stream, length)
+    if reference.decisive(ids[None]).all():
+        return [Prompt(f"{length} tokens of text", ids)]
+    return []
+
+
+def _candidates(stream: I64, tokenizer: TextTokenizer, rows: int, length: int) -> Iterator[Prompt]:
+    """Text from different places, every other prompt random."""
+    special = [id_ for id_ in sorted(tokenizer.special_ids) if id_ < rows]
+    places = max(1, stream.size // length)
+    lead = np.array([id_ for id_ in leading_ids(tokenizer) if id_ < rows], dtype=np.int64)
+    for i in range(_CANDIDATES):
+        if i % 3 == 1:
+            yield Prompt(f"{length} random tokens, seed {i}", _random(special, rows, length, i))
+        else:
+            start = i * _STRIDE % places * length
+            ids = np.concatenate([lead, np.roll(stream, -start)])
+            yield Prompt(f"{length} tokens of text, from {start}", np.resize(ids, length))
+
+
+def _random(special: Sequence[int], rows: int, length: int, seed: int) -> I64:
+    """Random ids, about one in eight a control token."""
+    random = np.random.default_rng([length, seed])
+    ids = random.integers(0, rows, length)
+    if special:
+        chosen = random.random(length) < 1 / 8
+        ids[chosen] = random.choice(special, int(chosen.sum()))
+    return ids
+
+
+def _text_stream(tokenizer: TextTokenizer, rows: int) -> I64:
+    """All shipped texts, one after another."""
+    parts = [tokenizer.encode(section.text) for section in shipped_sections()]
+    ids = np.concatenate([np.array(part, dtype=np.int64) for part in parts])
+    return ids[ids < rows]

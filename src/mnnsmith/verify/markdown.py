@@ -1,0 +1,163 @@
+"""A verification as Markdown, for pull requests and release notes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from mnnsmith.verify.results import (
+    Check,
+    Interval,
+    StatisticalFigures,
+    StoredWeight,
+    Verification,
+)
+
+_MARKS = {"passed": "✅", "failed": "❌", "skipped": "➖"}
+_SEVERITIES = {"error": "❌", "warning": "⚠️", "note": "ℹ️"}
+# Whatever would be a table's edge, markup or a control character is shown as text.
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def render(result: Verification) -> str:
+    """The verdict, the checks, the figures with their intervals, gates, and all findings."""
+    return "\n".join(_lines(result)) + "\n"
+
+
+def _lines(result: Verification) -> Iterator[str]:
+    subject = result.subject
+    verdict = "passed" if result.passed else "failed"
+    yield f"## {_MARKS[verdict]} {_text(subject.bundle)}: verification {verdict}"
+    yield ""
+    revision = f" at {_text(subject.source_revision)}" if subject.source_revision else ""
+    yield (
+        f"{_text(subject.model_type)}, recipe {_text(subject.recipe)}, against "
+        f"{_text(subject.source)}{revision}; level {result.level}, device "
+        f"{_text(subject.device)}, {result.seconds:.0f} s."
+    )
+    yield ""
+    yield from _table(("check", "", "found", "s"), [_check_row(check) for check in result.checks])
+    if result.gates:
+        rows = [
+            (gate.name, _MARKS["passed" if gate.passed else "failed"], gate.limit, gate.found)
+            for gate in result.gates
+        ]
+        yield from _table(("gate", "", "limit", "found"), rows)
+    figures = result.figures
+    if figures.statistical is not None:
+        yield from _statistical(figures.statistical)
+    if figures.weights is not None:
+        yield from _weights(figures.weights.matrices)
+    yield from _findings(result.checks)
+    settings = ", ".join(f"{name} {value}" for name, value in subject.settings.items())
+    yield (
+        f"mnnsmith {_text(result.mnnsmith)}, MNN {_text(result.engine)}, {_text(result.date)}"
+        f"{'; ' + _text(settings) if settings else ''}"
+    )
+
+
+def _check_row(check: Check) -> tuple[str, str, str, str]:
+    return check.name, _MARKS[check.status], check.summary, f"{check.seconds:.1f}"
+
+
+def statistical_rows(figures: StatisticalFigures) -> list[tuple[str, str, str]]:
+    """Each main figure: what it is, its value, and its 95 % interval where it has one."""
+    worse = figures.perplexity_increase
+    tails = (figures.kl_median, figures.kl_p99, figures.kl_max)
+    return [
+        ("KL, nats", number(figures.kl.mean), _interval(figures.kl)),
+        ("KL: median, 99 %, largest", ", ".join(map(number, tails)), ""),
+        ("same best token", percent(figures.top1.mean), _percents(figures.top1)),
+        ("best token among five", percent(figures.top5.mean), _percents(figures.top5)),
+        ("perplexity", f"{figures.perplexity:.4g}", ""),
+        ("perplexity of the original", f"{figures.reference_perplexity:.4g}", ""),
+        (
+            "perplexity increase",
+            percent(worse.mean, 2),
+            f"{percent(worse.low, 2)} to {percent(worse.high, 2)}",
+        ),
+    ]
+
+
+def _statistical(figures: StatisticalFigures) -> Iterator[str]:
+    yield f"### As shipped, against {_text(figures.reference)}, on {figures.tokens} tokens"
+    yield ""
+    yield from _table(("figure", "value", "95 % interval"), statistical_rows(figures))
+    sections = [
+        (section.name, str(section.tokens), number(section.kl), percent(section.top1),
+         f"{section.perplexity:.4g}", f"{section.reference_perplexity:.4g}")
+        for section in figures.sections
+    ]  # fmt: skip
+    names = ("text", "tokens", "KL", "same best", "perplexity", "original's")
+    yield from _table(names, sections)
+
+
+def _weights(matrices: tuple[StoredWeight, ...]) -> Iterator[str]:
+    """By role and scheme: what they take and what rounding cost."""
+    groups: dict[tuple[str, str], list[StoredWeight]] = {}
+    for matrix in matrices:
+        groups.setdefault((matrix.role, matrix.scheme), []).append(matrix)
+    yield "### Stored weights"
+    yield ""
+    rows = [
+        (role, scheme, str(len(found)), f"{sum(m.stored_bytes for m in found) / 1e6:.1f}",
+         number(max(m.error for m in found)))
+        for (role, scheme), found in groups.items()
+    ]  # fmt: skip
+    yield from _table(("role", "scheme", "matrices", "MB", "largest error"), rows)
+
+
+def _findings(checks: tuple[Check, ...]) -> Iterator[str]:
+    found = [(check.name, finding) for check in checks for finding in check.findings]
+    if not found:
+        return
+    yield "### Findings"
+    yield ""
+    for name, finding in found:
+        # Four spaces keep lines of a difference inside of the list's entry, as they are.
+        first, *others = finding.message.splitlines() or [""]
+        yield f"- {_SEVERITIES[finding.severity]} **{_text(name)}**, {_text(finding.where)}: " + (
+            _text(first)
+        )
+        if others:
+            yield ""
+            yield from (f"      {_CONTROL.sub('�', line)}" for line in others)
+            yield ""
+        if finding.hint:
+            yield f"  {_text(finding.hint)}"
+    yield ""
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        yield f"| {' | '.join(_text(cell) for cell in row)} |"
+    yield ""
+
+
+def _text(text: str) -> str:
+    """One line that means itself."""
+    line = " ".join(_CONTROL.sub("�", text).split("\n"))
+    return _SPECIAL.sub(r"\\\1", line)
+
+
+def number(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.3g}"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """A part of one, as 91.2 %."""
+    return f"{100 * value:.{digits}f} %"
+
+
+def _interval(found: Interval) -> str:
+    return f"{number(found.low)} to {number(found.high)}"
+
+
+def _percents(found: Interval) -> str:
+    return f"{percent(found.low)} to {percent(found.high)}"

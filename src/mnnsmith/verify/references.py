@@ -1,0 +1,194 @@
+"""The references of one verification: chosen once, each opened once and shared by the checks."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.bundle import Bundle
+from mnnsmith.conversion.prepare import Prepared
+from mnnsmith.errors import UsageError
+from mnnsmith.files import user_path
+from mnnsmith.verify.context import Weights
+from mnnsmith.verify.onnx_reference import open_onnx
+from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
+from mnnsmith.verify.saved_reference import RecordingReference, SavedReference, save_reference
+from mnnsmith.verify.stored import stored_checkpoint
+from mnnsmith.verify.transformers_reference import free_memory_bytes, open_transformers
+
+Program: TypeAlias = Literal["transformers", "onnx"]
+HINT = 'Install one: pip install "mnnsmith[reference]" (torch) or "mnnsmith[onnx]" (without torch).'
+_PACKAGES: dict[Program, tuple[str, ...]] = {
+    "transformers": ("torch", "transformers"),
+    "onnx": ("onnx", "onnxruntime"),
+}
+
+
+def installed_program() -> Program | None:
+    """The program to compare with, by what is installed; transformers first, it knows no graph of
+    ours."""
+    for program, packages in _PACKAGES.items():
+        if all(importlib.util.find_spec(package) for package in packages):
+            return program
+    return None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """program: what computes; None where nothing is installed.  saved: runs of the original with
+    its own weights, in a file, which need no program.  save_as: where to save them."""
+
+    program: Program | None
+    saved: Path | None = None
+    save_as: Path | None = None
+
+    @property
+    def weights(self) -> tuple[Weights, ...]:
+        """What there can be references with."""
+        if self.program is not None:
+            return ("original", "stored")
+        return () if self.saved is None else ("original",)
+
+
+def choose_reference(reference: str | Path, save_as: str | Path | None) -> Chosen:
+    """Understand "auto", "transformers", "onnx", or the path of a saved one.
+
+    Raises `UsageError` for what is neither.
+    """
+    save = None if save_as is None else user_path(save_as)
+    if reference in _PACKAGES:
+        return Chosen("onnx" if reference == "onnx" else "transformers", save_as=save)
+    if reference == "auto":
+        return Chosen(installed_program(), save_as=save)
+    path = user_path(reference)
+    if not path.is_file():
+        raise UsageError(
+            f"{str(reference)!r:.200} is no reference, nor a file.",
+            "Give auto, transformers, onnx, or a file that --save-reference wrote.",
+        )
+    if save is not None:
+        raise UsageError("A reference that comes out of a file cannot be saved again.")
+    return Chosen(installed_program(), path)
+
+
+class References:
+    """Opens references and keeps them while checks may want them again.
+
+    What is free for both at once decides, as the first one is opened, whether they are kept; one
+    that is to be saved is.  Close it, or use it in a `with` block.
+    """
+
+    def __init__(
+        self, bundle: Bundle, original: Prepared, chosen: Chosen, threads: int | None
+    ) -> None:
+        self._bundle = bundle
+        self._original = original
+        self._chosen = chosen
+        self._threads = threads
+        self._keep: bool | None = None
+        self._open: dict[Weights, Reference] = {}
+        self._users: dict[Weights, int] = {}
+        self._recording: RecordingReference | None = None
+
+    def __call__(self, weights: Weights) -> Reference:
+        """A reference; when it is closed, the next user finds it as it is."""
+        if weights not in self._open:
+            if self._keep is None:
+                self._keep = self._fit_together()
+            self._open[weights] = self._new(weights)
+        self._users[weights] = self._users.get(weights, 0) + 1
+        return _Lease(self._open[weights], lambda: self._release(weights))
+
+    def save(self, text_sha256: str | None) -> None:
+        """Write what the original's reference ran, if that was asked for."""
+        if self._recording is not None and self._chosen.save_as is not None:
+            save_reference(
+                self._chosen.save_as, self._recording, self._recording.runs, self._original,
+                text_sha256=text_sha256,
+            )  # fmt: skip
+
+    def __enter__(self) -> References:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for weights in list(self._open):
+            self._open.pop(weights).__exit__(kind, value, trace)
+
+    def _fit_together(self) -> bool:
+        # Both in float32, and room for what else a check holds.
+        parameters = self._original.plan.parameters
+        return 4 * 4 * parameters < free_memory_bytes()
+
+    def _new(self, weights: Weights) -> Reference:
+        if weights == "original" and self._chosen.saved is not None:
+            saved = SavedReference(self._chosen.saved)
+            saved.check_original(self._original)
+            return saved
+        reference = self._computed(weights)
+        if weights == "original" and self._chosen.save_as is not None:
+            self._recording = RecordingReference(reference)
+            return self._recording
+        return reference
+
+    def _computed(self, weights: Weights) -> Reference:
+        original = self._original
+        checkpoint = original.checkpoint
+        if weights == "stored":
+            checkpoint = stored_checkpoint(self._bundle, original)
+        if self._chosen.program == "onnx":
+            return open_onnx(checkpoint, original.model, threads=self._threads)
+        return open_transformers(checkpoint, original.model, threads=self._threads)
+
+    def _release(self, weights: Weights) -> None:
+        self._users[weights] -= 1
+        reference = self._open[weights]
+        if self._users[weights] or self._keep or reference is self._recording:
+            return
+        self._open.pop(weights).__exit__(None, None, None)
+
+
+class _Lease:
+    """A reference that is given back, not closed, when its user is done."""
+
+    def __init__(self, reference: Reference, release: Callable[[], None]) -> None:
+        self._reference = reference
+        self._release = release
+
+    @property
+    def name(self) -> str:
+        return self._reference.name
+
+    def available(self) -> Collection[str]:
+        return self._reference.available()
+
+    def run(self, ids: IDS, values: Sequence[str] = ()) -> ReferenceRun:
+        return self._reference.run(ids, values)
+
+    def decisive(self, ids: IDS) -> npt.NDArray[np.bool_]:
+        return self._reference.decisive(ids)
+
+    def logits(self, hidden: F32) -> F32:
+        return self._reference.logits(hidden)
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._release()

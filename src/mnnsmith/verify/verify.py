@@ -1,0 +1,318 @@
+"""`verify`: every check of a bundle against its original, in order, and the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from mnnsmith.bundle import Bundle, open_bundle
+from mnnsmith.conversion.prepare import Prepared
+from mnnsmith.engine import Device, Engine, parse_device
+from mnnsmith.errors import MissingResourceError, MnnsmithError, UsageError
+from mnnsmith.inspection.check import check
+from mnnsmith.mnn.graph_json import ENGINE_VERSION
+from mnnsmith.verify.context import Context, Level, Weights
+from mnnsmith.verify.exact import check_exact
+from mnnsmith.verify.gates import Thresholds, judge, require_same_model
+from mnnsmith.verify.layers import check_layers
+from mnnsmith.verify.original import WITHOUT_ORIGINAL, open_original
+from mnnsmith.verify.ranges import check_ranges
+from mnnsmith.verify.record import record
+from mnnsmith.verify.reference import Reference
+from mnnsmith.verify.references import HINT, Chosen, References, choose_reference
+from mnnsmith.verify.results import (
+    CHECKS,
+    FORMAT,
+    Check,
+    Figures,
+    Finding,
+    Outcome,
+    Status,
+    Subject,
+    Verification,
+)
+from mnnsmith.verify.results_json import non_finite
+from mnnsmith.verify.statistical import check_statistical
+from mnnsmith.verify.template import check_template
+from mnnsmith.verify.tokens import check_tokens
+from mnnsmith.verify.user_text import read_user_texts
+from mnnsmith.verify.weights import check_weights
+from mnnsmith.version import __version__
+
+LEVELS: tuple[Level, ...] = ("quick", "full")
+# Whose weights the reference of a check has; the others need none.
+_REFERENCES: Mapping[str, tuple[Weights, ...]] = {
+    "exact": ("stored",),
+    "statistical": ("original",),
+    "layers": ("stored", "original"),
+}
+# (check, done, total)
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What is to be done, once everything that the user said is known to be right."""
+
+    bundle: Bundle
+    original: Prepared | None
+    checks: tuple[str, ...]
+    skipped: Mapping[str, str]
+    reference: Chosen
+
+
+def verify(
+    bundle: str | Path,
+    source: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    level: str = "quick",
+    checks: Sequence[str] | None = None,
+    texts: Sequence[str | Path] = (),
+    reference: str | Path = "auto",
+    save_reference: str | Path | None = None,
+    bisect: bool = False,
+    device: str = "local",
+    thresholds: Thresholds | None = None,
+    baseline: Verification | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    recorded: bool = True,
+) -> Verification:
+    """Compare a bundle with what it was made of.
+
+    source: the original as `convert` takes it; None takes the hub id that the bundle names, from
+    the hub's local cache.  revision, offline: for a hub id that is given.
+    level: "quick" or "full".  checks: names out of `CHECKS`; None runs all that can run, and says
+    of the others why they are skipped.  texts: files in place of the shipped text.
+    reference: "transformers", "onnx", "auto", which takes what is installed, or a file that
+    `save_reference` named in another verification.
+    bisect: go on inside the first block that differs.  device: where the bundle runs, see
+    `engine.parse_device`; the reference always runs here.
+    thresholds, baseline: what the result is held against; each becomes a gate of it.
+    recorded: note the result in the bundle's `mnnsmith.json`.
+
+    A check that fails, or breaks off with an error of ours, is a failed check of the result.
+    Raises `UsageError` for wrong options, an original that is unknown or another model's, and
+    `MissingResourceError` where a check that was asked for by name lacks a package.
+    """
+    began = time.monotonic()
+    chosen_level, limits = _level(level), thresholds or Thresholds()
+    engines = _Engines(parse_device(device))
+    chosen = choose_reference(reference, save_reference)
+    files = tuple(Path(text) for text in texts)
+    # Before any work: that they can be read.
+    read_user_texts(files)
+    outline = _outline(bundle, source, revision, offline, checks, chosen, limits)
+    if baseline is not None:
+        require_same_model(_subject(outline, engines), baseline.subject)
+    context = Context(
+        outline.bundle, outline.original, chosen_level, engines.open, _no_reference, files, threads
+    )
+    report = progress or (lambda check, done, total: None)
+    done, figures = _compare(outline, context, bisect, report)
+    result = Verification(
+        format=FORMAT,
+        mnnsmith=__version__,
+        engine=ENGINE_VERSION,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        level=level,
+        seconds=round(time.monotonic() - began, 2),
+        subject=_subject(outline, engines),
+        checks=done,
+        gates=(),
+        figures=figures,
+    )
+    result = replace(result, gates=judge(result, limits, baseline))
+    return record(outline.bundle, result) if recorded else result
+
+
+def _level(text: str) -> Level:
+    for level in LEVELS:
+        if text == level:
+            return level
+    raise UsageError(f"level must be one of {', '.join(LEVELS)}, not {text!r:.40}.")
+
+
+def _outline(
+    path: str | Path,
+    source: str | Path | None,
+    revision: str | None,
+    offline: bool,
+    checks: Sequence[str] | None,
+    reference: Chosen,
+    limits: Thresholds,
+) -> _Outline:
+    unknown = [name for name in checks or () if name not in CHECKS]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r:.60} is no check.", f"There are: {', '.join(CHECKS)}.")
+    if checks is not None and not checks:
+        raise UsageError("No check is chosen.", f"There are: {', '.join(CHECKS)}.")
+    chosen = tuple(name for name in _CHECKS if checks is None or name in checks)
+    if "statistical" not in chosen and (limits.needs_statistics or reference.save_as):
+        raise UsageError(
+            "Thresholds, and a reference to save, need the statistical check.",
+            "Add it: --check " + ",".join((*chosen, "statistical")),
+        )
+    lacking = [
+        name for name in chosen if not set(_REFERENCES.get(name, ())) <= set(reference.weights)
+    ]
+    if lacking and (checks is not None or limits.needs_statistics):
+        raise MissingResourceError(f"{', '.join(lacking)}: there is nothing to compare with.", HINT)
+    # What is damaged is for the check "files" to say.
+    bundle = open_bundle(path, whole="files" not in chosen)
+    original = None
+    if source is not None or any(name not in WITHOUT_ORIGINAL for name in chosen):
+        original = open_original(
+            bundle, source, revision=revision, offline=offline,
+            weights=any(name not in WITHOUT_ORIGINAL for name in chosen),
+        )  # fmt: skip
+    reason = f"there is nothing to compare with. {HINT}"
+    return _Outline(bundle, original, chosen, dict.fromkeys(lacking, reason), reference)
+
+
+def _compare(
+    outline: _Outline, context: Context, bisect: bool, report: Progress
+) -> tuple[tuple[Check, ...], Figures]:
+    """Run the checks, with references that they share."""
+    with ExitStack() as stack:
+        references = None
+        if outline.original is not None:
+            references = stack.enter_context(
+                References(outline.bundle, outline.original, outline.reference, context.threads)
+            )
+            context = replace(context, open_reference=references)
+        done = [_run(name, context, outline.skipped, bisect, report) for name in outline.checks]
+        figures = Figures(**{c.name: found for c, found in done if found is not None})
+        checks = tuple(check for check, _ in done)
+        if references is not None and figures.statistical is not None:
+            checks = _saved(references, figures.statistical.text_sha256, checks)
+    return checks, figures
+
+
+class _Engines:
+    """Opens engines on a device, and remembers with which settings a bundle runs as shipped."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.settings: dict[str, str] = {}
+
+    def open(self, folder: Path, **options: Any) -> Engine:
+        engine = Engine(folder, device=self.device, **options)
+        if not {"memory", "precision", "config"}.intersection(options):
+            self.settings = {name: str(value) for name, value in engine.settings.items()}
+        return engine
+
+
+def _saved(
+    references: References, text_sha256: str, checks: tuple[Check, ...]
+) -> tuple[Check, ...]:
+    """Save the reference; that this fails must not lose what was found."""
+    try:
+        references.save(text_sha256)
+    except MnnsmithError as error:
+        finding = Finding("error", "--save-reference", error.message, error.hint)
+        return tuple(
+            replace(c, status="failed", findings=(*c.findings, finding))
+            if c.name == "statistical"
+            else c
+            for c in checks
+        )
+    return checks
+
+
+def _no_reference(weights: Weights) -> Reference:
+    raise UsageError(f"There is no reference with {weights} weights.", "Give --source MODEL.")
+
+
+def _run(
+    name: str,
+    context: Context,
+    skipped: Mapping[str, str],
+    bisect: bool,
+    report: Progress,
+) -> tuple[Check, Any]:
+    """One check and its figures; an error of ours inside of it is its failure."""
+    if name in skipped:
+        return Check(name, "skipped", skipped[name], 0.0), None
+    report(name, 0, 1)
+    began = time.monotonic()
+    outcome: Outcome[Any]
+    try:
+        if name == "layers":
+            outcome = check_layers(context, bisect=bisect)
+        else:
+            outcome = _CHECKS[name](context)
+    except MnnsmithError as error:
+        finding = Finding("error", name, error.message, error.hint)
+        outcome = Outcome(f"broke off: {error.message}", None, (finding,))
+    outcome = _finite(name, outcome)
+    failed = any(finding.severity == "error" for finding in outcome.findings)
+    seconds = round(time.monotonic() - began, 2)
+    report(name, 1, 1)
+    status: Status = "failed" if failed else "passed"
+    return Check(name, status, outcome.summary, seconds, outcome.findings), outcome.figures
+
+
+def _finite(name: str, outcome: Outcome[Any]) -> Outcome[Any]:
+    """Figures that are no numbers say nothing, and cannot be written; that they are is a fault."""
+    place = non_finite(outcome.figures, name)
+    if place is None:
+        return outcome
+    finding = Finding("error", place, "is not a finite number, so the figures are left out.")
+    return replace(outcome, figures=None, findings=(*outcome.findings, finding))
+
+
+def _subject(outline: _Outline, engines: _Engines) -> Subject:
+    bundle = outline.bundle
+    name, revision = "itself", None
+    if outline.original is not None:
+        checkpoint = outline.original.checkpoint
+        # Where it lies on this machine says nothing elsewhere.
+        revision = checkpoint.revision
+        name = checkpoint.origin if revision else Path(checkpoint.origin).name
+    return Subject(
+        bundle=bundle.path.resolve().name,
+        model_type=str(bundle.manifest.model["model_type"]),
+        recipe=bundle.manifest.recipe,
+        source=name,
+        source_revision=revision,
+        files={name: digest for name, (digest, _) in sorted(bundle.manifest.files.items())},
+        device=engines.device.name,
+        settings=engines.settings,
+    )
+
+
+def _files(context: Context) -> Outcome[None]:
+    found = check(context.bundle.path).findings
+    wrong = tuple(
+        Finding("error", finding.name, finding.detail, "Copy the bundle again, or convert again.")
+        for finding in found
+        if not finding.passed
+    )
+    edited = tuple(
+        Finding("note", finding.name, finding.detail)
+        for finding in found
+        if finding.passed and finding.detail.startswith("edited")
+    )
+    count = len(found)
+    summary = f"{len(wrong)} of {count} checks failed" if wrong else f"{count} checks passed"
+    return Outcome(summary, None, (*wrong, *edited))
+
+
+_CHECKS: Mapping[str, Callable[[Context], Outcome[Any]]] = {
+    "files": _files,
+    "weights": check_weights,
+    "tokens": check_tokens,
+    "template": check_template,
+    "exact": check_exact,
+    "statistical": check_statistical,
+    "layers": check_layers,
+    "ranges": check_ranges,
+}

@@ -1,0 +1,177 @@
+"""Verifications made up for tests of what reads them: numbers that look like real ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mnnsmith.verify.results import (
+    FORMAT,
+    Check,
+    ExactCase,
+    ExactFigures,
+    Figures,
+    Finding,
+    Gate,
+    Histogram,
+    Interval,
+    LayerFigures,
+    RangeFigures,
+    SectionFigures,
+    StatisticalFigures,
+    StoredWeight,
+    Subject,
+    TextFigures,
+    TokenScore,
+    ValueDifference,
+    ValueRange,
+    Verification,
+    WeightFigures,
+)
+
+LAYERS = 30
+
+
+def verification(
+    bundle: str = "smol-w4", recipe: str = "w4g32-head8", kl: float = 0.002, *, fails: bool = False
+) -> Verification:
+    """One result; `kl` scales its errors.  fails: with a fault in block 7 and a gate that fails."""
+    random = np.random.default_rng(7)
+    statistical = _statistical(random, kl)
+    findings = (
+        (Finding("error", "layer7/attention/mix", "differs by 0.31", "Convert the model again."),)
+        if fails
+        else ()
+    )
+    checks = (
+        Check("files", "passed", "6 files are unchanged", 0.2),
+        Check("weights", "passed", "211 matrices are within half a step", 1.9),
+        Check("tokens", "passed", "12425 texts give the same ids", 3.0,
+              (Finding("note", "engine", "34 texts differ, as the conversion said"),)),
+        Check("template", "skipped", "the model has none", 0.0),
+        Check("exact", "passed", "5 cases, KL at most 3.1e-10", 6.3),
+        Check("statistical", "passed", f"KL {kl:.3g}", 14.2),
+        Check("layers", "failed" if fails else "passed", "30 blocks", 9.0, findings),
+        Check("ranges", "passed", "at most 9512", 3.1,
+              (Finding("warning", "layer3/mlp/act", "9512 is near", "See docs."),)),
+    )  # fmt: skip
+    gates = (
+        Gate("max-kl", "0.01", f"{kl:.4f}", kl <= 0.01),
+        Gate("min-top1", "0.9", "0.964", True),
+    )
+    figures = Figures(
+        _weights(random),
+        TextFigures(12425, 0, 34),
+        TextFigures(14, 0, 0),
+        ExactFigures(
+            "transformers 5.24.0, float32", "high",
+            (ExactCase("prompt", 128, 3e-6, 3.1e-10, True),), 3.1e-10,
+        ),
+        statistical,
+        _layers(random, kl, fails),
+        _ranges(random),
+    )  # fmt: skip
+    subject = Subject(
+        bundle, "llama", recipe, "SmolLM2-135M-Instruct", None,
+        {"llm.mnn": "0" * 64, "llm.mnn.weight": "f" * 64}, "local",
+        {"memory": "low", "precision": "low", "threads": "2"},
+    )  # fmt: skip
+    return Verification(
+        FORMAT, "0.2.0", "3.6.1", "2026-01-02T03:04:05Z", "quick", 38.2, subject, checks, gates,
+        figures,
+    )  # fmt: skip
+
+
+def _weights(random: np.random.Generator) -> WeightFigures:
+    made = [
+        StoredWeight("lm_head", "model.embed_tokens.weight", "w8g64", "head", None, 28311552,
+                     30081024, 0.004, 0.5)
+    ]  # fmt: skip
+    for layer in range(LAYERS):
+        for role, part, size in (("attention", "q", 331776), ("mlp", "down", 884736)):
+            error = 0.06 + 0.02 * float(random.random())
+            made.append(
+                StoredWeight(
+                    f"layer{layer}/{role}/{part}", f"model.layers.{layer}.{part}.weight", "w4g32",
+                    role, layer, size, size * 5 // 8, error, 0.5,
+                )
+            )  # fmt: skip
+    return WeightFigures(tuple(made))
+
+
+def _statistical(random: np.random.Generator, kl: float) -> StatisticalFigures:
+    spread = kl * np.exp(1.2 * random.standard_normal(1024) - 0.7)
+    edges = 10.0 ** np.arange(-8, 1.25, 0.25)
+    counts, _ = np.histogram(np.clip(spread, edges[0], edges[-1]), edges)
+    blocks = spread.reshape(-1, 32).mean(1)
+    words = (
+        "The", " smith", " set", " the", " hammer", " down", ",", " wiped", " his", " hands",
+        " and", " said", ":\n", "def", " forge", "(", "steel", "):\n", "    return", " <b>", "\n",
+    )  # fmt: skip
+    sample = tuple(
+        TokenScore(
+            word, float(spread[i] * 20), word if i % 5 else " other", word, 1.0 + 0.1 * i, 1.1
+        )
+        for i, word in enumerate(words * 4)
+    )
+    return StatisticalFigures(
+        reference="transformers 5.24.0, float32",
+        text_sha256="a" * 64,
+        tokens=1024,
+        block_tokens=32,
+        kl=Interval(kl, kl * 0.9, kl * 1.1),
+        kl_median=kl / 2,
+        kl_p99=kl * 9,
+        kl_max=kl * 30,
+        top1=Interval(0.964, 0.955, 0.973),
+        top5=Interval(0.998, 0.995, 1.0),
+        perplexity=20.51,
+        reference_perplexity=20.4,
+        loss_increase=Interval(0.0054, 0.001, 0.0098),
+        perplexity_increase=Interval(0.0054, 0.001, 0.0098),
+        block_kl=tuple(float(b) for b in blocks),
+        block_loss_increase=tuple(float(b) for b in random.normal(0.005, 0.01, 32)),
+        kl_histogram=Histogram(tuple(map(float, edges)), tuple(map(int, counts))),
+        sections=(
+            SectionFigures("English", 400, kl, 0.97, 18.0, 17.9),
+            SectionFigures("Chinese", 300, kl * 1.4, 0.95, 33.0, 32.6),
+            SectionFigures("Python", 324, kl * 0.8, 0.98, 6.1, 6.1),
+        ),
+        greedy_tokens=32,
+        greedy=(None, 17, 29),
+        sample=sample,
+    )
+
+
+def _layers(random: np.random.Generator, kl: float, fails: bool) -> LayerFigures:
+    exact, shipped = [], []
+    for layer in range(LAYERS):
+        for kind in ("attention", "mlp", "residual"):
+            name = f"layer{layer}/{kind}"
+            wrong = fails and layer >= 7
+            noise = 1 + 0.3 * float(random.random())
+            error = 0.3 if wrong else 2e-7 * (layer + 1) * noise
+            exact.append(_difference(name, layer, kind, error, 1e-4))
+            shipped.append(_difference(name, layer, kind, kl**0.5 * (0.3 + layer / 20) * noise))
+    return LayerFigures(
+        "transformers 5.24.0, float32", 64, tuple(exact), tuple(shipped),
+        "layer7/attention" if fails else None,
+        (_difference("layer7/attention/mix", 7, "attention", 0.31, 1e-4),) if fails else (),
+    )  # fmt: skip
+
+
+def _difference(
+    name: str, layer: int, kind: str, error: float, allowed: float | None = None
+) -> ValueDifference:
+    decibels = float(-20 * np.log10(error))
+    return ValueDifference(
+        name, layer, kind, 1 - error**2 / 2, error, decibels, error, 1.0, allowed
+    )
+
+
+def _ranges(random: np.random.Generator) -> RangeFigures:
+    values = tuple(
+        ValueRange(f"layer{i}/mlp/act", i, float(9512 if i == 3 else 40 + 20 * random.random()), 3,
+                   17)
+        for i in range(LAYERS)
+    )  # fmt: skip
+    return RangeFigures(256, 65504.0, values)
