@@ -8,8 +8,6 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from mnnsmith.engine import SamplingOptions
 from mnnsmith.engine.runner import tile_digest
 from mnnsmith.errors import UsageError
@@ -52,7 +50,7 @@ class TextModel(Protocol):
         max_new_tokens: int | None = None,
         stop_ids: Collection[int] = (),
         *,
-        tiles: U8 | None = None,
+        tiles: Sequence[U8] | None = None,
     ) -> TokenRun: ...
 
     def rewind(self, position: int) -> None: ...
@@ -77,7 +75,7 @@ class AnswerOptions:
 class TileRun:
     """Positions start..stop of a prompt's ids take the features of `tile`.
 
-    tile: uint8 [S, S, 3], red, green, blue.
+    tile: uint8 [S, S, 3], red, green, blue; of a bundle that takes whole pictures, a canvas.
     """
 
     start: int
@@ -151,7 +149,7 @@ class Reply(Iterator[TextPiece]):
         self._reused_tiles = len(tiles) - len(fresh)
         self._run = engine.generate(
             ids[self._reused :], options.sampling, options.max_tokens, stop_ids,
-            tiles=np.stack(fresh) if fresh else None,
+            tiles=fresh or None,
         )  # fmt: skip
         self._ids: list[int] = []
         self._first_token_s = 0.0

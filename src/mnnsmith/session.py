@@ -313,4 +313,4 @@ def _media_prompts(
         )
     if reader is None or facts is None or template is None:
         return None
-    return MediaPrompts(reader, tokenizer, template, facts.image_token)
+    return MediaPrompts(reader, tokenizer, template, facts.image_token, facts.canvas_tokens)

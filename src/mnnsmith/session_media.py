@@ -16,9 +16,10 @@ from mnnsmith.bundle.bundle import Bundle
 from mnnsmith.errors import BundleError, SourceError, UnsupportedError, UsageError
 from mnnsmith.files import read_bytes, user_path
 from mnnsmith.reply import TileRun
-from mnnsmith.text.prompt import Rendered, encode_rendered, render_chat
+from mnnsmith.text.prompt import Prompt, Rendered, encode_rendered, render_chat
 from mnnsmith.text.template import ChatTemplate, Message
 from mnnsmith.text.tokenizer import TextTokenizer
+from mnnsmith.vision.canvas import make_canvas
 from mnnsmith.vision.load import MAX_FILE_BYTES, PictureSource, load_picture
 from mnnsmith.vision.messages import collect_media
 from mnnsmith.vision.processor import Picture, cut
@@ -28,6 +29,7 @@ from mnnsmith.vision.prompt import (
     VIDEO,
     VIDEO_CHAT_TEMPLATE,
     Feed,
+    ImageRun,
     expand,
     image_runs,
 )
@@ -201,7 +203,7 @@ def read_media_of(bundle: Bundle) -> MediaReader | None:
 @dataclass(frozen=True, eq=False)
 class MediaPrompt:
     """text: the rendered prompt, with what stands for pictures; ids: its tokens; tiles: what feeds
-    its image tokens."""
+    its image tokens, or canvases for a bundle that takes whole pictures."""
 
     text: str
     ids: list[int]
@@ -236,12 +238,15 @@ class MediaPrompts:
         tokenizer: TextTokenizer,
         template: ChatTemplate,
         image_token: int,
+        canvas_tokens: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        """canvas_tokens: of a bundle that takes whole pictures, see `engine.VisionFacts`."""
         self.reader = reader
         self._tokenizer = tokenizer
         self._template = template
         self._video_template: ChatTemplate | None = None
         self._image_token = image_token
+        self._canvas_tokens = canvas_tokens
 
     def close(self) -> None:
         """End the process of the template for videos; the other one is the caller's."""
@@ -285,8 +290,51 @@ class MediaPrompts:
             tile: U8 = shown[feed.index].tiles[feed.tile]
             return tile
 
+        if self._canvas_tokens is not None:
+            return self._with_canvases(prompt, runs, pictures, tile_of)
         tiles = tuple(TileRun(run.start, run.stop, tile_of(run.feed)) for run in runs)
         return MediaPrompt(prompt.text, prompt.ids, tiles)
+
+    def _with_canvases(
+        self,
+        prompt: Prompt,
+        runs: Sequence[ImageRun],
+        pictures: Sequence[Picture],
+        tile_of: Callable[[Feed], U8],
+    ) -> MediaPrompt:
+        """The same prompt for a bundle that takes whole pictures.
+
+        What stands between the tiles of one is then part of its embeddings, so image tokens stand
+        for it too.  A frame of a video is a picture that is not split.
+        """
+        ids = list(prompt.ids)
+        tiles = []
+        place = 0
+        while place < len(runs):
+            feed = runs[place].feed
+            count, canvas = 1, tile_of(feed)
+            if feed.kind == "picture":
+                picture = pictures[feed.index]
+                self._check_grid(picture)
+                count, canvas = len(picture.tiles), make_canvas(picture)
+            # Before the first tile stands the token of its place in the grid.
+            start, stop = runs[place].start - 1, runs[place + count - 1].stop
+            ids[start:stop] = [self._image_token] * (stop - start)
+            tiles.append(TileRun(start, stop, canvas))
+            place += count
+        return MediaPrompt(prompt.text, ids, tuple(tiles))
+
+    def _check_grid(self, picture: Picture) -> None:
+        lengths = self._canvas_tokens
+        assert lengths is not None
+        rows, columns = picture.rows, max(picture.cols, 1)
+        known = rows < len(lengths) and columns <= len(lengths[0])
+        if not known or not lengths[rows][columns - 1]:
+            raise UsageError(
+                f"A picture of {rows} x {columns} tiles has no place in this bundle, which takes "
+                f"whole pictures of at most {len(lengths) - 1} x {len(lengths[0])} tiles.",
+                "Convert the model with --vision standard.",
+            )
 
     def _template_for(self, videos: Sequence[Video]) -> ChatTemplate:
         if not videos:

@@ -31,6 +31,14 @@ Output = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would be written; read no weights.")
 ]
+Vision = Annotated[
+    str | None,
+    typer.Option(
+        "--vision", metavar="standard|canvas",
+        help="How a model that sees takes pictures: as tiles, or whole, for apps that send text "
+        "alone.",
+    ),
+]  # fmt: skip
 Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
 
 
@@ -39,6 +47,7 @@ def convert(
     output: Output = None,
     recipe: o.Recipe = None,
     max_context: o.MaxContext = None,
+    vision: Vision = None,
     revision: o.Revision = None,
     offline: o.Offline = False,
     dry_run: DryRun = False,
@@ -56,8 +65,9 @@ def convert(
 
     if dry_run:
         prepared = api.prepare(
-            model, recipe=recipe, revision=revision, offline=offline, max_context=max_context
-        )
+            model, recipe=recipe, revision=revision, offline=offline, max_context=max_context,
+            vision=vision,
+        )  # fmt: skip
         _show(_plan(prepared), prepared.notes, json_output)
         return
     assert output is not None
@@ -69,6 +79,7 @@ def convert(
             revision=revision,
             offline=offline,
             max_context=max_context,
+            vision=vision,
             force=force,
             threads=threads,
             progress=progress,

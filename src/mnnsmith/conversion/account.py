@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import SourceError
-from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Table, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, StoredRows, Table, VectorSlot
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, row_ranges
 
@@ -65,7 +65,7 @@ def _slots(model: LanguageModel) -> Iterable[MatrixSlot | VectorSlot | ConstantS
         yield model.embedding
     for node in model.all_nodes():
         for slot in node.slots.values():
-            if not isinstance(slot, Table):
+            if not isinstance(slot, Table | StoredRows):
                 yield slot
 
 

@@ -16,7 +16,7 @@ from mnnsmith.bundle.manifest import write_manifest
 from mnnsmith.bundle.staging import check_target, staged_folder
 from mnnsmith.conversion.activity import activity
 from mnnsmith.conversion.plan import WeightPlan
-from mnnsmith.conversion.prepare import Prepared, prepare
+from mnnsmith.conversion.prepare import CANVAS, STANDARD, Prepared, prepare
 from mnnsmith.conversion.prove import Proof, prove_bundle
 from mnnsmith.conversion.slots import read_vector
 from mnnsmith.conversion.stream import disk_error, write_weights
@@ -31,11 +31,13 @@ from mnnsmith.mnn.config_files import (
     VISION_WEIGHT_FILE,
     WEIGHT_FILE,
     ModelFacts,
+    PictureFacts,
     llm_config,
     picture_config,
     run_config,
 )
 from mnnsmith.mnn.graph_json import ENGINE_VERSION, Weights, graph_json
+from mnnsmith.models.canvas import CanvasLayout
 from mnnsmith.quant.recipe import describe
 from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.version import __version__
@@ -55,6 +57,7 @@ def convert(
     revision: str | None = None,
     offline: bool = False,
     max_context: int | None = None,
+    vision: str | None = None,
     force: bool = False,
     threads: int | None = None,
     progress: ProgressCallback | None = None,
@@ -64,7 +67,9 @@ def convert(
     model: a Hugging Face folder, a `.gguf` file, or a hub id (`org/name`).
     recipe: a name (`w4g64-head8`, see `quant.recipe`) or a JSON file; by default `keep` for GGUF,
     `w4g32-head8` for others.  revision, offline: for hub ids.  max_context: tokens, by default the
-    model's own limit.  force: replace an existing bundle.  threads: by default all cores.
+    model's own limit.  vision: of a model that sees, "standard" (the default: it takes tiles, which
+    mnnsmith and apps in C++ feed) or "canvas" (it takes whole pictures, for apps that send text
+    alone).  force: replace an existing bundle.  threads: by default all cores.
 
     Raises `MnnsmithError` of the kind that fits; then nothing was written and an existing bundle is
     untouched.
@@ -80,6 +85,7 @@ def convert(
         revision=revision,
         offline=offline,
         max_context=max_context,
+        vision=vision,
         fetch=True,
     )
     _check_sources_apart(target, ready.checkpoint)
@@ -177,7 +183,7 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
         "llm_config.json": llm_config(
             facts, ready.plan.embedding, tokenizer.chat_template,
             tokenizer.bos_token, tokenizer.eos_token,
-        ) | ({} if ready.pictures is None else picture_config(ready.pictures)),
+        ) | ({} if ready.pictures is None else _pictures(ready.pictures, ready.canvas)),
         "config.json": run_config(
             ready.sampling.values, blockwise=ready.plan.blockwise, float16=model.float16,
             mapped=model.mixture and ready.plan.all_integer,
@@ -186,6 +192,10 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
     for name, data in files.items():
         text = json.dumps(data, indent=1, ensure_ascii=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def _pictures(facts: PictureFacts, canvas: CanvasLayout | None) -> dict[str, Any]:
+    return picture_config(facts, None if canvas is None else canvas.lengths)
 
 
 def _write_manifest(
@@ -260,7 +270,7 @@ def _vision(ready: Prepared) -> dict[str, Any] | None:
     if vision is None or plan is None:
         return None
     return {
-        "profile": "standard",
+        "profile": STANDARD if ready.canvas is None else CANVAS,
         "layers": vision.layers,
         "hidden_size": vision.hidden_size,
         "parameters": plan.parameters,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mnnsmith.errors import ConversionError, RecipeError, SourceError
 from mnnsmith.graph.graph import Graph
-from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Role, Table, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Role, StoredRows, Table, VectorSlot
 from mnnsmith.mnn.graph_json import Record
 from mnnsmith.mnn.weight_records import (
     BlockEncoding,
@@ -53,11 +53,15 @@ class MatrixTask:
 
 @dataclass(frozen=True)
 class VectorTask:
-    """A vector or a table to write at `record`, `padding` zero bytes after it."""
+    """A vector or a table to write at `record`, `padding` zero bytes after it.
 
-    slot: VectorSlot | ConstantSlot | Table
+    encoding: the embedding's, where the slot is `StoredRows`.
+    """
+
+    slot: VectorSlot | ConstantSlot | StoredRows | Table
     record: VectorRecord
     padding: int = 0
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def make_plan(model: LanguageModel, checkpoint: Checkpoint, recipe: Recipe) -> P
     embedding = planner.add_embedding(model)
     vision = None
     if model.vision is not None:
-        seen = _Planner(checkpoint, recipe, used)
+        seen = _Planner(checkpoint, recipe, used, embedding)
         seen.add_graph(model.vision.graph)
         vision = seen.result()
     _check_rules(recipe, used, checkpoint.origin)
@@ -179,9 +183,19 @@ def scheme_of(encoding: Encoding) -> Scheme:
 class _Planner:
     """Places records one after the other."""
 
-    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, used: set[int]) -> None:
-        """used: collects the numbers of the rules that decided about a weight."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        recipe: Recipe,
+        used: set[int],
+        embedding: MatrixRecord | None = None,
+    ) -> None:
+        """used: collects the numbers of the rules that decided about a weight.
+
+        embedding: how it is stored, for a graph that holds rows of it.
+        """
         self._checkpoint = checkpoint
+        self._embedding = embedding
         self._recipe = recipe
         self.matrices: list[MatrixTask] = []
         self.vectors: list[VectorTask] = []
@@ -212,20 +226,24 @@ class _Planner:
                     self.add_vector(key, slot, 4 * slot.size)
                 elif isinstance(slot, Table):
                     self.add_vector(key, slot, slot.values.nbytes)
-                elif isinstance(slot, ConstantSlot):
+                elif isinstance(slot, ConstantSlot | StoredRows):
                     self.add_vector(key, slot, 4 * math.prod(slot.shape))
 
     def add_vector(
         self,
         key: tuple[str, str],
-        slot: VectorSlot | ConstantSlot | Table,
+        slot: VectorSlot | ConstantSlot | StoredRows | Table,
         nbytes: int,
         padding: int = 0,
     ) -> None:
         record = VectorRecord(self.end, nbytes + padding)
         self.end += record.nbytes
         self.records[key] = record
-        self.vectors.append(VectorTask(slot, record, padding))
+        encoding = None
+        if isinstance(slot, StoredRows):
+            assert self._embedding is not None
+            encoding = self._embedding.encoding
+        self.vectors.append(VectorTask(slot, record, padding, encoding))
 
     def add_matrix(
         self, key: tuple[str, str], slot: MatrixSlot, bias: VectorSlot | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mnnsmith.conversion.account import slot_rows
 from mnnsmith.errors import SourceError
-from mnnsmith.graph.weights import Table
+from mnnsmith.graph.weights import StoredRows, Table
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import F32, BlockFormat, QuantizedRows, Tensor
 
@@ -44,7 +44,7 @@ def planned_tensors(model: LanguageModel, torch_dtype: object) -> dict[str, Tens
     shapes: dict[str, tuple[int, ...]] = {}
     slots = [slot for node in model.all_nodes() for slot in node.slots.values()]
     for slot in (model.embedding, *slots):
-        if isinstance(slot, Table):
+        if isinstance(slot, Table | StoredRows):
             continue
         rows, width = slot_rows(slot)
         seen = shapes.get(slot.tensor, (0,))

@@ -101,7 +101,9 @@ def _check_logits(engine: Engine, vocabulary: int, max_context: int) -> None:
     tiles = None
     if engine.vision is not None:
         facts = engine.vision
-        ids = [*ids, *[facts.image_token] * facts.tile_tokens, ids[0]]
+        # A canvas of one tile is a picture that is not split.
+        run = facts.tile_tokens if facts.canvas_tokens is None else facts.canvas_tokens[0][0]
+        ids = [*ids, *[facts.image_token] * run, ids[0]]
         tiles = np.zeros((1, facts.tile, facts.tile, 3), np.uint8)
     logits = engine.forward(ids, tiles=tiles)
     if logits.shape != (vocabulary,):

@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import ConversionError, SourceError
-from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Slot, Table, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Slot, StoredRows, Table, VectorSlot
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, read_whole
 
 
 def read_vector(slot: Slot, checkpoint: Checkpoint) -> npt.NDArray[np.float32]:
-    """The values of a vector slot or table."""
+    """The values of a vector slot or table; of `StoredRows` as they are before being stored."""
     if isinstance(slot, Table):
         return slot.values
     if isinstance(slot, MatrixSlot):
@@ -19,6 +19,8 @@ def read_vector(slot: Slot, checkpoint: Checkpoint) -> npt.NDArray[np.float32]:
     tensor = checkpoint.tensors[slot.tensor]
     if isinstance(slot, ConstantSlot):
         values = read_whole(tensor)
+    elif isinstance(slot, StoredRows):
+        values = np.concatenate([tensor.rows(row, row + 1) for row in slot.rows])
     else:
         values = tensor.rows(slot.first_row, slot.first_row + slot.size)
     if not np.isfinite(values).all():

@@ -20,6 +20,7 @@ from mnnsmith.conversion.slots import matrix_rows, read_vector
 from mnnsmith.errors import ConversionError, MissingResourceError
 from mnnsmith.mnn.weight_records import (
     BlockEncoding,
+    Encoding,
     FloatEncoding,
     block_header,
     pack_codes,
@@ -181,7 +182,20 @@ def _matrix_bytes(task: MatrixTask) -> int:
 
 def _write_vector(fd: int, task: VectorTask, checkpoint: Checkpoint) -> None:
     values = read_vector(task.slot, checkpoint).astype("<f4", copy=False)
+    if task.encoding is not None:
+        values = as_stored(values, task.encoding)
     pwrite(fd, np.ascontiguousarray(values).tobytes() + bytes(task.padding), task.record.offset)
+
+
+def as_stored(rows: npt.NDArray[np.float32], encoding: Encoding) -> npt.NDArray[np.float32]:
+    """What remains of rows [n, cols] that are stored as `encoding`."""
+    if isinstance(encoding, FloatEncoding):
+        return rows if encoding.bits == 32 else to_float16(rows).astype(np.float32)
+    q = round_to_nearest(
+        rows.copy(), bits=encoding.bits, block=encoding.block, symmetric=encoding.symmetric,
+        scale_bits=encoding.scale_bits,
+    )  # fmt: skip
+    return QuantizedRows(encoding.bits, encoding.block, q.codes, q.scale, q.zero).dequantize()
 
 
 def pwrite(fd: int, data: bytes | npt.NDArray[Any], offset: int) -> None:

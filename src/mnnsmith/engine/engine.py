@@ -67,11 +67,15 @@ class VisionFacts:
     """How pictures are fed: a tile is uint8 [tile, tile, 3], and a run of image tokens in the ids.
 
     tile_tokens: the length of that run.
+    canvas_tokens: None for a model that takes tiles.  One that takes whole pictures is fed what
+    `vision.canvas` makes, and these are the lengths of runs by rows and columns of tiles of a
+    canvas, counted from one (0 for one that it does not take).
     """
 
     image_token: int
     tile: int
     tile_tokens: int
+    canvas_tokens: Sequence[Sequence[int]] | None = None
 
 
 class Engine:
@@ -237,12 +241,17 @@ class Engine:
         return EngineStatistics(**{name: header[name] for name in names})
 
     def forward(
-        self, ids: Sequence[int], *, all_positions: bool = False, tiles: U8 | None = None
+        self,
+        ids: Sequence[int],
+        *,
+        all_positions: bool = False,
+        tiles: Sequence[U8] | U8 | None = None,
     ) -> F32:
         """Feed `ids` after what the cache holds.
 
-        tiles: uint8 [n, S, S, 3], red, green, blue: one for each run of image tokens in `ids`, in
+        tiles: uint8 [S, S, 3], red, green, blue: one for each run of image tokens in `ids`, in
         their order.  They are encoded one by one, each before the piece of the prompt that has it.
+        Of a bundle that takes whole pictures: canvases, see `VisionFacts`.
 
         Returns float32 logits: [vocab] after the last of `ids`, or [len(ids), vocab].  An
         interrupt (Ctrl-C) stops at the end of a piece and takes the cache back to before the call.
@@ -278,7 +287,7 @@ class Engine:
         max_new_tokens: int | None = None,
         stop_ids: Collection[int] = (),
         *,
-        tiles: U8 | None = None,
+        tiles: Sequence[U8] | U8 | None = None,
     ) -> Generation:
         """Feed `ids`, then choose token after token; see `Generation` for how it ends.
 
@@ -313,6 +322,17 @@ class Engine:
         with self._lock:
             self._generation += 1
             self._call("rewind", position=int(position))
+
+    def vision_values(self, pixels: F32, names: Sequence[str]) -> dict[str, F32]:
+        """Values of the vision's graph for one tile, with the settings of this engine.
+
+        pixels: float32 [3, S, S], as the tower takes them.  names: of tensors of the graph, each
+        float32 in the shape that the graph gives it.  Raises UsageError for a model of text alone,
+        EngineError where the graph lacks one.
+        """
+        given = np.ascontiguousarray(pixels[None], dtype=np.float32)
+        _, results = self._call("vision_values", {"pixels": given}, names=list(names))
+        return {name: _writable(value) for name, value in results.items()}
 
     def engine_tokenize(self, text: str) -> list[int]:
         """The ids that the engine's own tokenizer gives: what an app on a phone will see.
@@ -368,7 +388,9 @@ class Engine:
             )
         return array.astype(np.int32)
 
-    def _checked(self, ids: Sequence[int], tiles: U8 | None) -> dict[str, npt.NDArray[Any]]:
+    def _checked(
+        self, ids: Sequence[int], tiles: Sequence[U8] | U8 | None
+    ) -> dict[str, npt.NDArray[Any]]:
         """`ids` as `_integers` gives them, not empty, with room in the context, and their tiles."""
         array = self._integers(ids)
         if array.size == 0:
@@ -383,24 +405,23 @@ class Engine:
         return {"ids": array, **self._checked_tiles(array, tiles)}
 
     def _checked_tiles(
-        self, ids: npt.NDArray[np.int32], tiles: U8 | None
+        self, ids: npt.NDArray[np.int32], tiles: Sequence[U8] | U8 | None
     ) -> dict[str, npt.NDArray[Any]]:
-        count = 0 if tiles is None else len(tiles)
+        given = [] if tiles is None else list(tiles)
         if self.vision is None:
-            if count:
+            if given:
                 raise UsageError(f"{self.bundle_dir.name}: this model sees no pictures.")
             return {}
-        rules = Vision(self.vision.image_token, self.vision.tile, self.vision.tile_tokens)
+        facts = self.vision
+        rules = Vision(facts.image_token, facts.tile, facts.tile_tokens, facts.canvas_tokens)
         try:
-            if tiles is not None:
-                rules.check_tiles(tiles)
-            rules.runs(ids.tolist(), count)
+            rules.runs(ids.tolist(), given)
         except RefusedError as error:
             raise UsageError(
                 f"{self.bundle_dir.name}: {error}",
                 "Ids and tiles must be those that the picture processor made for one prompt.",
             ) from error
-        return {} if tiles is None else {"tiles": tiles}
+        return {f"tile{i}": np.ascontiguousarray(tile) for i, tile in enumerate(given)}
 
 
 class Generation(Iterator[int]):

@@ -43,6 +43,11 @@ ARRAY_LIMIT_BYTES = 8 << 30
 CONFIG_LIMIT_BYTES = 64 << 20
 ALL_POSITIONS_BUDGET_BYTES = 32 << 20
 UNQUANTIZED_CACHE = 8
+# Of a runtime, by their numbers in MNN's `HintMode`.
+DYNAMIC_QUANT_OPTIONS, ATTENTION_OPTION = 5, 7
+# Of precision and memory, where a runtime takes them as numbers.
+MODES = {"normal": 0, "high": 1, "low": 2}
+VISION_INPUT = "pixel_values"
 ATTENTION_BLOCK = 64
 # Files that a language model needs, and their names where config.json gives none.
 FILE_KEYS = {
@@ -290,19 +295,31 @@ def _check_file(folder: str, name: str, key: str) -> None:
 
 
 class Vision:
-    """How pictures stand in the ids: each tile as a run of image tokens."""
+    """How pictures stand in the ids: each tile, or each canvas, as a run of image tokens."""
 
-    def __init__(self, image_token: int, tile: int, tile_tokens: int) -> None:
-        """tile: pixels a side.  tile_tokens: the length of its run."""
+    def __init__(
+        self,
+        image_token: int,
+        tile: int,
+        tile_tokens: int,
+        canvas_tokens: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """tile: pixels a side.  tile_tokens: the length of its run.
+
+        canvas_tokens: where the model takes canvases instead, the length of the run of each, by its
+        rows and columns of tiles (counted from one); 0 for one that it does not take.
+        """
         self.image_token = image_token
         self.tile = tile
         self.tile_tokens = tile_tokens
+        self.canvas_tokens = canvas_tokens
 
-    def runs(self, ids: Sequence[int], tiles: int) -> list[int]:
-        """Where the runs of the `tiles` tiles begin in `ids`; refuses runs of another length.
+    def runs(self, ids: Sequence[int], tiles: Sequence[npt.NDArray[Any]]) -> list[tuple[int, int]]:
+        """Where the run of each of `tiles` begins in `ids`, and its length; refuses other runs.
 
         One id alone is no picture: the engine takes its embedding from the table.
         """
+        lengths = [self.length(tile) for tile in tiles]
         found = []
         place = 0
         while place < len(ids) and len(ids) > 1:
@@ -310,35 +327,55 @@ class Vision:
             while end < len(ids) and ids[end] == self.image_token:
                 end += 1
             if end > place:
-                if end - place != self.tile_tokens:
+                wanted = dict(enumerate(lengths)).get(len(found), self.tile_tokens)
+                if end - place != wanted:
                     raise RefusedError(
-                        f"a run of {end - place} image tokens at {place}; a tile has "
-                        f"{self.tile_tokens}."
+                        f"a run of {end - place} image tokens at {place}; its "
+                        f"{'tile' if self.canvas_tokens is None else 'canvas'} has {wanted}."
                     )
-                found.append(place)
+                found.append((place, wanted))
             place = max(end, place + 1)
-        if len(found) != tiles:
-            raise RefusedError(f"{len(found)} runs of image tokens, and {tiles} tiles for them.")
+        if len(found) != len(tiles):
+            raise RefusedError(
+                f"{len(found)} runs of image tokens, and {len(tiles)} tiles for them."
+            )
         # There the engine would look up no text, or the last text a second time.
-        if found and (found[0] == 0 or found[-1] + self.tile_tokens == len(ids)):
+        if found and (found[0][0] == 0 or sum(found[-1]) == len(ids)):
             raise RefusedError("a picture needs at least one token before it and one after it.")
         return found
 
-    def check_tiles(self, tiles: npt.NDArray[Any]) -> None:
-        """Refuse what is no uint8 [n, S, S, 3]."""
-        if tiles.dtype != np.uint8 or tiles.shape[1:] != (self.tile, self.tile, 3):
+    def length(self, tile: npt.NDArray[Any]) -> int:
+        """Of the run of a tile or canvas; refuses what is neither, and grids without tokens."""
+        side = self.tile
+        fits = tile.dtype == np.uint8 and tile.ndim == 3 and tile.shape[2] == 3
+        if self.canvas_tokens is None:
+            if not fits or tile.shape[:2] != (side, side):
+                raise RefusedError(
+                    f"tiles must be uint8 [{side}, {side}, 3], found {tile.dtype} "
+                    f"{list(tile.shape)}."
+                )
+            return self.tile_tokens
+        if not fits or tile.shape[0] % side or tile.shape[1] % side or not tile.size:
             raise RefusedError(
-                f"tiles must be uint8 [n, {self.tile}, {self.tile}, 3], found {tiles.dtype} "
-                f"{list(tiles.shape)}."
+                f"a canvas must be uint8 [a * {side}, b * {side}, 3], found {tile.dtype} "
+                f"{list(tile.shape)}."
             )
+        rows, columns = tile.shape[0] // side, tile.shape[1] // side
+        lengths = self.canvas_tokens
+        if rows > len(lengths) or columns > len(lengths[0]) or not lengths[rows - 1][columns - 1]:
+            raise RefusedError(
+                f"a canvas of {rows} x {columns} tiles shows no grid that the model has tokens "
+                f"for; the largest has {len(lengths)} x {len(lengths[0])}."
+            )
+        return lengths[rows - 1][columns - 1]
 
-    def cut(self, runs: Sequence[int], start: int, stop: int, end: int) -> int:
+    def cut(self, runs: Sequence[tuple[int, int]], start: int, stop: int, end: int) -> int:
         """Where a piece that begins at `start` may end: at `stop` if that is between texts.
 
         Else before it, or where nothing is left before it, after it; `end` is that of all ids.
         """
         for place in itertools.chain(range(stop, start, -1), range(stop + 1, end)):
-            if not any(run <= place <= run + self.tile_tokens for run in runs):
+            if not any(run <= place <= run + length for run, length in runs):
                 return place
         return end
 
@@ -358,7 +395,23 @@ def vision_of(folder: str, config: Mapping[str, Any]) -> Vision | None:
         if type(value) is not int or not 1 < value < 1 << 24:
             raise RefusedError(f"{folder}/llm_config.json: {name} is {value!r:.60}.")
         values.append(value)
-    return Vision(*values)
+    image_token, tile, tile_tokens = values
+    canvas_tokens = _canvas_tokens(folder, config.get("canvas_tokens"))
+    return Vision(image_token, tile, tile_tokens, canvas_tokens)
+
+
+def _canvas_tokens(folder: str, rows: Any) -> list[list[int]] | None:
+    if rows is None:
+        return None
+    lists = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
+    if (
+        not lists
+        or not 1 <= len(rows) <= 64
+        or any(len(row) != len(rows[0]) for row in rows)
+        or any(type(n) is not int or not 0 <= n < 1 << 24 for row in rows for n in row)
+    ):
+        raise RefusedError(f"{folder}/llm_config.json: canvas_tokens is {rows!r:.60}.")
+    return list(rows)
 
 
 class Model:
@@ -387,6 +440,8 @@ class Model:
         self.vision = vision_of(folder, config)
         # Of each tile in the cache: where its run begins, and what it shows.
         self.pictures: list[tuple[int, str]] = []
+        # What `vision_values` opened: names, runtime, module.
+        self.seeing: tuple[list[str], Any, Any] | None = None
         self.all_logits = bool(overrides.get("all_logits", False))
         self.counters = dict.fromkeys(("prefill_tokens", "decode_tokens", "tiles"), 0)
         self.seconds = dict.fromkeys(("prefill_s", "decode_s", "sample_s", "vision_s"), 0.0)
@@ -432,11 +487,6 @@ class Model:
     def position(self) -> int:
         return len(self.tokens)
 
-    @property
-    def no_tiles(self) -> npt.NDArray[Any]:
-        side = 0 if self.vision is None else self.vision.tile
-        return np.empty((0, side, side, 3), dtype=np.uint8)
-
     def check_ids(self, ids: Sequence[int]) -> None:
         """Refuse what the engine would read out of bounds."""
         if not ids:
@@ -450,21 +500,22 @@ class Model:
                 f"{self.context_limit}."
             )
 
-    def check_pictures(self, ids: Sequence[int], tiles: npt.NDArray[Any]) -> list[int]:
-        """Where the runs of the tiles begin in `ids`; refuses what does not fit."""
+    def check_pictures(
+        self, ids: Sequence[int], tiles: Sequence[npt.NDArray[Any]]
+    ) -> list[tuple[int, int]]:
+        """Where the runs of the tiles begin in `ids`, and their lengths."""
         if self.vision is None:
             if len(tiles):
                 raise RefusedError("this model sees no pictures.")
             return []
-        self.vision.check_tiles(tiles)
-        return self.vision.runs(ids, len(tiles))
+        return self.vision.runs(ids, tiles)
 
     def forward(
-        self, ids: Sequence[int], tiles: npt.NDArray[Any], *, all_positions: bool
+        self, ids: Sequence[int], tiles: Sequence[npt.NDArray[Any]], *, all_positions: bool
     ) -> Iterator[F32]:
         """Feed `ids`, a piece at a time; yields float32 logits [1, vocab] or [piece, vocab].
 
-        tiles: uint8 [n, S, S, 3] red, green, blue, one for each run of image tokens.
+        tiles: uint8 [S, S, 3] red, green, blue, one for each run of image tokens; or canvases.
         """
         self.check_ids(ids)
         runs = self.check_pictures(ids, tiles)
@@ -479,10 +530,10 @@ class Model:
             stop = min(start + step, len(ids))
             if self.vision is not None and stop < len(ids):
                 stop = self.vision.cut(runs, start, stop, len(ids))
-            shown = [i for i, run in enumerate(runs) if start <= run < stop]
             # The engine drops the embeddings that a call does not use: each piece has its own.
-            for i in shown:
-                self._show(tiles[i], self.position + runs[i] - start)
+            for tile, (run, length) in zip(tiles, runs, strict=True):
+                if start <= run < stop:
+                    self._show(tile, self.position + run - start, length)
             began = time.perf_counter()
             logits = self._run(ids[start:stop], all_positions=all_positions)
             self.counters[f"{kind}_tokens"] += stop - start
@@ -490,30 +541,70 @@ class Model:
             start = stop
             yield logits
 
-    def _show(self, tile: npt.NDArray[Any], position: int) -> None:
-        """Encode one tile; the engine keeps its embeddings for the next run that is fed."""
+    def _show(self, tile: npt.NDArray[Any], position: int, length: int) -> None:
+        """Encode a tile or canvas; the engine keeps its embeddings for the next run that is fed."""
         import MNN.expr as expr
 
         assert self.vision is not None
         began = time.perf_counter()
-        side = self.vision.tile
+        height, width = tile.shape[:2]
         # The engine reads a picture as a file's decoder gives it: blue, green, red.
         pixels = np.ascontiguousarray(tile[..., ::-1])
-        data = expr.const(pixels, [side, side, 3], expr.NHWC, expr.uint8)
+        data = expr.const(pixels, [height, width, 3], expr.NHWC, expr.uint8)
         ids = self.llm.tokenizer_encode(
             {
                 "text": "<img>image_0</img>",
-                "images": [{"data": data, "width": side, "height": side}],
+                "images": [{"data": data, "width": width, "height": height}],
             }
         )
-        if list(ids).count(self.vision.image_token) != self.vision.tile_tokens:
-            raise FailedError(
-                f"the engine made {list(ids).count(self.vision.image_token)} embeddings of a tile, "
-                f"not {self.vision.tile_tokens}."
-            )
+        made = list(ids).count(self.vision.image_token)
+        if made != length:
+            kind = "tile" if self.vision.canvas_tokens is None else "canvas"
+            raise FailedError(f"the engine made {made} embeddings of a {kind}, not {length}.")
         self.pictures.append((position, tile_digest(tile)))
         self.counters["tiles"] += 1
         self.seconds["vision_s"] += time.perf_counter() - began
+
+    def vision_values(self, pixels: F32, names: Sequence[str]) -> dict[str, F32]:
+        """Values of the vision's graph for one tile, float32 [1, 3, S, S], with these settings."""
+        import MNN.expr as expr
+
+        if self.vision is None:
+            raise RefusedError("this model sees no pictures.")
+        if self.seeing is None or self.seeing[0] != list(names):
+            self.seeing = None
+            self.seeing = (list(names), *self._open_vision(names))
+        module = self.seeing[2]
+        outputs = module.forward([expr.const(pixels, list(pixels.shape), expr.NCHW)])
+        # The native arrays must be gone before their module is.
+        values = {
+            name: np.array(output.read(), dtype=np.float32).reshape(output.shape)
+            for name, output in zip(names, outputs, strict=True)
+        }
+        del outputs
+        return values
+
+    def _open_vision(self, names: Sequence[str]) -> tuple[Any, Any]:
+        """The runtime and the vision's graph, with outputs `names`, as the engine opens it."""
+        import MNN.nn as nn
+
+        settings = self.settings
+        runtime = nn.create_runtime_manager((
+            {
+                "backend": 0, "numThread": settings["thread_num"],
+                "precision": MODES[settings["precision"]], "memory": MODES[settings["memory"]],
+            },
+        ))  # fmt: skip
+        runtime.set_hint(ATTENTION_OPTION, settings["attention_mode"])
+        runtime.set_hint(DYNAMIC_QUANT_OPTIONS, settings["dynamic_option"])
+        path = os.path.join(self.folder, self.config["visual_model"])
+        module = nn.load_module_from_file(
+            path, [VISION_INPUT], list(names), runtime_manager=runtime, shape_mutable=True,
+            rearrange=True,
+        )  # fmt: skip
+        if module is None:
+            raise FailedError(f"{path}: the engine could not load this graph.")
+        return runtime, module
 
     def _run(self, ids: Sequence[int], *, all_positions: bool) -> F32:
         """One call of the engine: logits [len(ids) or 1, vocab]."""
@@ -608,8 +699,10 @@ class Server:
             return self.load(request), {}
         if self.model is None:
             raise RefusedError("no model is loaded.")
+        if op == "vision_values":
+            return {}, self.model.vision_values(arrays["pixels"], request["names"])
         ids: list[int] = arrays["ids"].tolist() if "ids" in arrays else []
-        tiles = arrays.get("tiles", self.model.no_tiles)
+        tiles = [arrays[f"tile{i}"] for i in range(len(arrays) - ("ids" in arrays))]
         if op == "forward":
             return self.forward(self.model, ids, tiles, request["all_positions"])
         if op == "begin":
@@ -640,7 +733,7 @@ class Server:
         }
 
     def forward(
-        self, model: Model, ids: list[int], tiles: npt.NDArray[Any], all_positions: bool
+        self, model: Model, ids: list[int], tiles: Sequence[npt.NDArray[Any]], all_positions: bool
     ) -> tuple[dict[str, Any], Arrays]:
         logits = None
         for logits in self.pieces(model, ids, tiles, all_positions):
@@ -652,7 +745,9 @@ class Server:
             return {}, {}
         return {}, {"logits": logits[-1]}
 
-    def next_token(self, model: Model, ids: list[int], tiles: npt.NDArray[Any]) -> dict[str, Any]:
+    def next_token(
+        self, model: Model, ids: list[int], tiles: Sequence[npt.NDArray[Any]]
+    ) -> dict[str, Any]:
         if self.sampler is None:
             raise RefusedError("no generation was begun.")
         model.check_ids(ids)
@@ -669,7 +764,7 @@ class Server:
         return {"token": token}
 
     def pieces(
-        self, model: Model, ids: list[int], tiles: npt.NDArray[Any], all_positions: bool
+        self, model: Model, ids: list[int], tiles: Sequence[npt.NDArray[Any]], all_positions: bool
     ) -> Iterator[F32]:
         """Logits piece by piece; the cache goes back when the caller gives up."""
         start = model.position

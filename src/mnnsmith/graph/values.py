@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 # A dimension is a size, or the name of a size that is known at run time only ("seq", "context"),
-# or a multiple of one, as `multiple` writes it.
+# or a product of such names and a size, as `multiple` writes it.
 Dim: TypeAlias = int | str
 
 
@@ -17,11 +17,11 @@ def multiple(count: int, symbol: str) -> Dim:
 
 
 def split_dimension(dim: Dim) -> tuple[int, str]:
-    """A dimension as (known factor, name); the name is empty where all is known."""
+    """A dimension as (known factor, names); no name where all is known, "a*b" for a product."""
     if isinstance(dim, int):
         return dim, ""
     factor, star, symbol = dim.partition("*")
-    return (int(factor), symbol) if star else (1, dim)
+    return (int(factor), symbol) if star and factor.isdigit() else (1, dim)
 
 
 class Layout(Enum):

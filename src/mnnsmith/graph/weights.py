@@ -93,6 +93,22 @@ class ConstantSlot:
 
 
 @dataclass(frozen=True)
+class StoredRows:
+    """Rows of the embedding as the bundle stores it, and so as the engine looks them up.
+
+    tensor: the embedding's name.  rows: which of its rows, in this order.
+    """
+
+    tensor: str
+    rows: tuple[int, ...]
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), self.width
+
+
+@dataclass(frozen=True)
 class VectorSlot:
     """A bias or a norm's gain, [size] float32; `add` is added to each element.
 
@@ -112,4 +128,4 @@ class Table:
     values: npt.NDArray[np.float32]
 
 
-Slot: TypeAlias = MatrixSlot | VectorSlot | ConstantSlot | Table
+Slot: TypeAlias = MatrixSlot | VectorSlot | ConstantSlot | StoredRows | Table

@@ -91,13 +91,18 @@ class PictureFacts:
     whole_token: int
 
 
-def picture_config(facts: PictureFacts) -> dict[str, Any]:
+def picture_config(
+    facts: PictureFacts, canvas_tokens: list[list[int]] | None = None
+) -> dict[str, Any]:
     """The keys of `llm_config.json` for pictures.
 
     `image_size` is the size that the engine itself brings a picture to where the prompt says none:
-    one tile, not split.  `image_seq_len` is for mnnsmith's own run time.
+    one tile, not split.  `image_seq_len` and `canvas_tokens` are for mnnsmith's own run time.
+
+    canvas_tokens: embeddings of a canvas by its rows and columns of tiles, where `visual.mnn` takes
+    such; they leave out the first and the last token, which the engine puts around them.
     """
-    return {
+    config: dict[str, Any] = {
         "is_visual": True,
         "image_mean": list(facts.mean),
         "image_norm": list(facts.norm),
@@ -110,6 +115,7 @@ def picture_config(facts: PictureFacts) -> dict[str, Any]:
         "image_pad": facts.image_token,
         "global_image": facts.whole_token,
     }
+    return config if canvas_tokens is None else {**config, "canvas_tokens": canvas_tokens}
 
 
 def run_config(

@@ -130,7 +130,14 @@ def _convert(node: Node, _: Weights) -> _Emitted:
 
 
 def _reshape(node: Node, _: Weights) -> _Emitted:
-    return "Reshape", "Reshape", {"dims": _dims(node), "dimType": "NCHW"}
+    # 0 copies the dimension at the same place, -1 is what is left.
+    copied = node.attributes["copied"]
+    dims = [0 if axis in copied else dim for axis, dim in enumerate(_dims(node))]
+    return "Reshape", "Reshape", {"dims": dims, "dimType": "NCHW"}
+
+
+def _shape(_: Node, __: Weights) -> _Emitted:
+    return "Shape", "NONE", None
 
 
 def _transpose(node: Node, _: Weights) -> _Emitted:
@@ -278,6 +285,7 @@ _BINARY = {
     "subtract": "SUB",
     "multiply": "MUL",
     "divide": "REALDIV",
+    "minimum": "MINIMUM",
     "equal": "EQUAL",
     # b * sigmoid(b) * a
     "multiply_silu": "MUL_SILU",
@@ -296,6 +304,7 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "table": _table,
     "convert": _convert,
     "reshape": _reshape,
+    "shape": _shape,
     "transpose": _transpose,
     "slice": _slice,
     "concat": _concat,

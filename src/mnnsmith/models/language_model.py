@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mnnsmith.graph.core import Node
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.weights import MatrixSlot, Table
+from mnnsmith.models.canvas import CanvasLayout
 from mnnsmith.models.layers import AttentionShape
 
 
@@ -26,6 +27,7 @@ class VisionModel:
     graph: tiles [n, 3, S, S], normalized, to [n, tile_tokens, 1, width of the text].
     tile: pixels a side, S.  tile_tokens: embeddings that one tile becomes.
     image_token: the id that stands for each of them in the text.
+    of_canvas: the graph that takes whole pictures instead, see `models.canvas`.
     """
 
     graph: Graph
@@ -34,6 +36,7 @@ class VisionModel:
     tile: int
     tile_tokens: int
     image_token: int
+    of_canvas: Callable[[MatrixSlot, CanvasLayout], Graph]
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,14 @@ def tower_graph(shape: VisionShape) -> Graph:
     """The whole graph."""
     g = Graph()
     pixels = g.input("pixel_values", [TILES, CHANNELS, shape.tile, shape.tile])
+    embeddings = encode_tiles(g, pixels, shape)
+    rows: list[Dim] = [TILES, shape.tile_tokens, 1, shape.text_width]
+    g.mark_output(g.from_channels(embeddings, rows, "image_embeds"))
+    return g
+
+
+def encode_tiles(g: Graph, pixels: Value, shape: VisionShape) -> Value:
+    """Tower and connector: [tiles, 3, S, S] -> packed [tiles * tokens, width of the text, 1, 1]."""
     x = _embed(g, pixels, shape)
     # Without a mask the engine's operator would be causal.
     blank = np.zeros((1, 1, shape.patches, shape.patches), np.float32)
@@ -114,8 +122,7 @@ def tower_graph(shape: VisionShape) -> Graph:
     norm = _norm(f"{TOWER}.post_layernorm", shape)
     x, normed = g.add_layer_norm(x, delta, *norm, shape.epsilon, "post_norm")
     g.mark(x, f"{TOWER}.encoder.layers.{shape.layers - 1}", shape.layers - 1, "residual")
-    _connect(g, normed, shape)
-    return g
+    return _connect(g, normed, shape)
 
 
 @dataclass(frozen=True)
@@ -218,14 +225,11 @@ def _gelu(g: Graph, x: Value, shared: _Shared, name: str) -> Value:
     return g.binary("multiply", gate, x, name)
 
 
-def _connect(g: Graph, x: Value, shape: VisionShape) -> None:
+def _connect(g: Graph, x: Value, shape: VisionShape) -> Value:
     """Squares of patches side by side, then one linear layer."""
     cells, n = shape.side // shape.shuffle, shape.shuffle
     grid = g.from_channels(x, [cells, n, cells, n, TILES, shape.hidden], "shuffle/grid")
     squares = g.transpose(grid, [4, 0, 2, 1, 3, 5], "shuffle/squares")
     packed = g.to_channels(squares, n * n * shape.hidden, "shuffle")
     projection = Projection(f"{CONNECTOR}.modality_projection.proj", shape.text_width)
-    y = linear(g, packed, projection, Role.VISION, None, "connector")
-    g.mark_output(
-        g.from_channels(y, [TILES, shape.tile_tokens, 1, shape.text_width], "image_embeds")
-    )
+    return linear(g, packed, projection, Role.VISION, None, "connector")

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mnnsmith.graph.graph import Graph
+from mnnsmith.graph.values import Value
+from mnnsmith.graph.weights import MatrixSlot
 from mnnsmith.models import llama
+from mnnsmith.models.canvas import CanvasLayout, canvas_graph
 from mnnsmith.models.config import ConfigReader
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel, VisionModel, rename_tensors
-from mnnsmith.models.siglip import tower_graph, vision_shape
+from mnnsmith.models.siglip import encode_tiles, tower_graph, vision_shape
 from mnnsmith.models.unread import judge_unread
 
 _PLAIN, _TEXT = "model.", "model.text_model."
@@ -50,9 +54,17 @@ def build(config: ConfigReader, limits: ContextLimits) -> LanguageModel:
     if token >= model.head.rows:
         raise config.error(f"image_token_id {token} is no token of {model.head.rows}")
     config.raw("vocab_size")
+
+    def of_canvas(embedding: MatrixSlot, layout: CanvasLayout) -> Graph:
+        def encode(g: Graph, tiles: Value) -> Value:
+            return encode_tiles(g, tiles, shape)
+
+        return canvas_graph(encode, shape.tile, shape.tile_tokens, embedding, layout)
+
     picture = VisionModel(
-        tower_graph(shape), shape.layers, shape.hidden, shape.tile, shape.tile_tokens, token
-    )
+        tower_graph(shape), shape.layers, shape.hidden, shape.tile, shape.tile_tokens, token,
+        of_canvas,
+    )  # fmt: skip
     return replace(model, vision=picture, notes=notes)
 
 
