@@ -9,17 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
-from mnnsmith.api import Bundle, convert
-from mnnsmith.session_media import read_media_of
+import weight_oracle
+from mnnsmith.api import Bundle, Engine, convert, prepare
+from mnnsmith.errors import UsageError
+from mnnsmith.graph.weights import MatrixSlot
+from mnnsmith.session import Answer, AnswerOptions, open_session
+from mnnsmith.session_media import Frames, read_media_of
 from mnnsmith.vision.canvas import make_canvas
 from mnnsmith.vision.processor import Picture, cut
-from smolvlm_checkpoint import write_small
+from smolvlm_checkpoint import FAKE, IMAGE_ID, write_small
 from smolvlm_reference import load_processor
+from test_session_vision import SQUARE, TALL, TOKENS, WIDE, Original, write_model
 from test_vision_model import MAX_KL, kl
 from text_only_app import run_app
+from tiny_checkpoint import write_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.reference]
+# Of checkpoints that are written small; their grids have up to 4 x 4 tiles.
 TILE = 64
 
 
@@ -44,13 +52,13 @@ class Case:
         return f"<img><hw>{height},{width}</hw>{path}</img>"
 
     def reference(
-        self, text: str, images: list[Image.Image], longest_edge: int
+        self, text: str, images: list[Image.Image] | None, longest_edge: int
     ) -> tuple[list[int], np.ndarray, dict[str, Any]]:
         """transformers' ids, logits [len(ids), vocab], and inputs."""
         import torch
 
         inputs = self.processor(
-            text=text, images=images, return_tensors="pt",
+            text=text, images=images or None, return_tensors="pt",
             images_kwargs={"size": {"longest_edge": longest_edge}},
         )  # fmt: skip
         with torch.no_grad():
@@ -126,6 +134,9 @@ def test_pictures_side_by_side_and_in_a_later_turn(case: Case, tmp_path: Path) -
     ids, expected, inputs = case.reference(first, images[:2], longest_edge)
     assert kl(expected, alone.logits).max() < MAX_KL
     assert alone.answer == case.answer(inputs, 16)
+    # The premise: their order matters.
+    _, other, _ = case.reference(first, images[1::-1], longest_edge)
+    assert kl(expected, other)[-1] > 1e-3
     second = " That.<end_of_utterance>\nUser: And<image>here?<end_of_utterance>\nAssistant:"
     turns = run_app(case.bundle.path, [_fill(first, shown[:2]), _fill(second, shown[2:])], tmp_path)
     ids, expected, inputs = case.reference(first + second, images, longest_edge)
@@ -133,12 +144,116 @@ def test_pictures_side_by_side_and_in_a_later_turn(case: Case, tmp_path: Path) -
     actual = np.concatenate([turn.logits for turn in turns])
     assert kl(expected, actual).max() < MAX_KL
     assert turns[1].answer == case.answer(inputs, 1)
-    # The premise: the order of the pictures matters.
-    _, other, _ = case.reference(first, images[1::-1], longest_edge)
-    assert kl(expected, other)[-1] > 1e-3
 
 
 def _fill(text: str, shown: list[str]) -> str:
     for name in shown:
         text = text.replace("<image>", name, 1)
     return text
+
+
+def test_embeddings_are_those_that_the_bundle_holds(tmp_path: Path) -> None:
+    """Of a quantized embedding the quantized rows stand in the picture's block."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    tensors = write_small(tmp_path / "model")
+    bundle = convert(tmp_path / "model", tmp_path / "bundle", recipe="w4g32-head8", vision="canvas")
+    model = prepare(tmp_path / "model", recipe="w4g32-head8").model
+    decoded = weight_oracle.matrices(bundle.path)
+    for node in model.graph.all_nodes():
+        slot = node.slots.get("weight")
+        if isinstance(slot, MatrixSlot):
+            tensors[slot.tensor] = decoded[node.name].reshape(tensors[slot.tensor].shape)
+    exact = tensors[model.embedding.tensor]
+    tensors[model.embedding.tensor] = decoded["embedding"]
+    assert np.abs(exact - decoded["embedding"]).max() > 1e-3
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    reference = AutoModelForImageTextToText.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    case = Case(bundle, reference.eval(), load_processor(tmp_path / "model", "smolvlm"))
+    image, text = _image(120, 60), "User:<image>What?"
+    _, expected, _ = case.reference(text, [image], 2 * TILE)
+    shown = case.shown(image, 2 * TILE, tmp_path / "canvas.png")
+    (turn,) = run_app(bundle.path, [text.replace("<image>", shown)], tmp_path)
+    assert kl(expected, turn.logits).max() < MAX_KL
+
+
+def test_a_canvas_of_another_size_says_so(case: Case, tmp_path: Path) -> None:
+    """To the model, which can pass it on; mnnsmith's own run time refuses it."""
+    said = "(This picture cannot be shown: its canvas is not of a size that the model takes.)"
+    for number, (bands, columns) in enumerate(((6, 1), (2, 5), (7, 7), (1, 2), (2, 1))):
+        path = tmp_path / f"{number}.png"
+        height, width = bands * TILE, columns * TILE
+        _image(width, height).save(path)
+        text = f"User:<img><hw>{height},{width}</hw>{path}</img>What?"
+        (turn,) = run_app(case.bundle.path, [text], tmp_path)
+        _, expected, _ = case.reference(f"User:{FAKE}{said}{FAKE}What?", None, TILE)
+        assert kl(expected, turn.logits).max() < MAX_KL
+        with (
+            Engine(case.bundle.path) as engine,
+            pytest.raises(UsageError, match="no grid that the model has tokens for"),
+        ):
+            engine.forward([40, IMAGE_ID, 41], tiles=[np.zeros((height, width, 3), np.uint8)])
+
+
+def test_answers_of_a_dialogue_are_those_of_transformers(tmp_path: Path) -> None:
+    """mnnsmith itself shows pictures, and frames of a video, to such a bundle."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    folder = write_model(tmp_path / "model")
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    original = Original(load_processor(folder, "smolvlm"), model.eval())
+    bundle = convert(folder, tmp_path / "bundle", recipe="fp16", vision="canvas")
+    options = AnswerOptions(max_tokens=TOKENS)
+    turns: list[tuple[str, list[np.ndarray], int]] = [
+        ("What is this?", [WIDE], 1),
+        ("And now?", [], 0),
+        ("Compare <image><image>, please.", [TALL, SQUARE], 2),
+    ]
+    with open_session(bundle, options=options, memory="high", precision="high") as session:
+        for text, images, fresh in turns:
+            held = len(session.messages)
+            *_, answer = session.ask(text, images=images)
+            assert isinstance(answer, Answer)
+            ids, best = original.answer(session.messages[: held + 1])
+            made = session.prompt(session.messages[: held + 1])
+            assert len(made.ids) == len(ids)
+            assert list(answer.token_ids) == best
+            assert answer.tiles - answer.reused_tiles == fresh
+        frames = session.prompt([{"role": "user", "content": [
+            {"type": "video", "video": Frames(np.stack([SQUARE] * 3), fps=1.0)},
+        ]}])  # fmt: skip
+        assert [run.tile.shape for run in frames.tiles] == [(TILE, TILE, 3)] * 3
+        assert {run.stop - run.start for run in frames.tiles} == {1 + 4}
+        assert session.media is not None
+        session.media.reader.settings = replace(session.media.reader.settings, longest_edge=999)
+        with pytest.raises(UsageError, match="of at most 4 x 4 tiles"):
+            session.prompt(with_parts("What?", WIDE[::-1]))
+
+
+def with_parts(text: str, image: np.ndarray) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_a_profile_is_one_of_two_and_for_models_that_see(tmp_path: Path) -> None:
+    write_small(tmp_path / "model")
+    with pytest.raises(UsageError, match="standard, canvas"):
+        prepare(tmp_path / "model", vision="tiles")
+    standard, canvas = (prepare(tmp_path / "model", vision=p) for p in ("standard", "canvas"))
+    assert standard.plan.vision is not None and canvas.plan.vision is not None
+    assert canvas.plan.vision.parameters == standard.plan.vision.parameters
+    write_checkpoint(tmp_path / "text")
+    with pytest.raises(UsageError, match="sees no pictures"):
+        prepare(tmp_path / "text", vision="canvas")
+
+
+def test_a_tokenizer_without_grids_takes_whole_pictures_only(tmp_path: Path) -> None:
+    write_small(tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    text = path.read_text()
+    path.write_text(text.replace("<row_1_col_", "<line_1_col_"))
+    layout = prepare(tmp_path / "model", vision="canvas").canvas
+    assert layout is not None and layout.columns == 0
+    assert layout.lengths[0] == [5] and set(layout.places) == {(0, 0)}

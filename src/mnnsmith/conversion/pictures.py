@@ -18,6 +18,8 @@ from mnnsmith.text.tokenizer import TextTokenizer
 from mnnsmith.vision.prompt import FAKE, GLOBAL, IMAGE, picture_text
 from mnnsmith.vision.settings import read_picture_settings
 
+# What a model reads where an app sends a canvas of another size; it can say so in its answer.
+_WRONG = "(This picture cannot be shown: its canvas is not of a size that the model takes.)"
 # Rows and columns of the largest grid that a canvas may have; models have tokens for six.
 _MOST_SIDE = 8
 
@@ -85,14 +87,16 @@ def canvas_layout(vision: VisionModel, checkpoint: Checkpoint) -> CanvasLayout:
         _check_apart(tokenizer, text, ids[grid], checkpoint.origin)
         if not ids[grid][0] == ids[grid][-1] == known[FAKE]:
             raise SourceError(f"{checkpoint.origin}: the tokenizer does not read {FAKE} alone.")
-    tokens = sorted({i for found in ids.values() for i in found} - {vision.image_token})
+    wrong = tokenizer.encode(_WRONG)
+    tokens = sorted({i for found in (*ids.values(), wrong) for i in found} - {vision.image_token})
     places: dict[tuple[int, int], tuple[int, ...]] = {}
     for grid, found in ids.items():
         feature = iter(range(len(tokens), len(tokens) + len(found)))
         places[grid] = tuple(
             next(feature) if i == vision.image_token else tokens.index(i) for i in found[1:-1]
         )
-    return CanvasLayout(rows, columns, tuple(tokens), places)
+    said = tuple(tokens.index(i) for i in wrong)
+    return CanvasLayout(rows, columns, tuple(tokens), places, said)
 
 
 def _side(known: Iterable[bool]) -> int:

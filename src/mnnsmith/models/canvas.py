@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import Dim, Value, multiple
 from mnnsmith.graph.weights import MatrixSlot, StoredRows
@@ -30,12 +28,14 @@ class CanvasLayout:
     rows, columns: of the largest grid.  tokens: ids that occur between tiles.
     places: by (rows, columns) of a grid, (0, 0) for a picture that is not split: what stands at
     each position, as index into `tokens`, or their number plus that of the tile's embedding.
+    wrong: the same for a canvas of any other size.
     """
 
     rows: int
     columns: int
     tokens: tuple[int, ...]
     places: Mapping[tuple[int, int], tuple[int, ...]]
+    wrong: tuple[int, ...]
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -56,9 +56,6 @@ def canvas_graph(
     """[1, 3, (rows + 1) * tile, columns * tile], normalized, to [positions, 1, width].
 
     encode: [tiles, 3, tile, tile] -> packed [tiles * tile_tokens, width, 1, 1].
-
-    A canvas of a grid that has no tokens gives one infinite embedding: of all that a graph can give
-    it is what no one takes for an answer.
     """
     g = Graph()
     canvas = g.input(INPUT, [1, CHANNELS, multiple(tile, BANDS), multiple(tile, COLUMNS)])
@@ -73,8 +70,7 @@ def canvas_graph(
     features = g.from_channels(encode(g, used), rows, "features")
     ids = tuple(embedding.first_row + token for token in layout.tokens)
     tokens = g.constant("tokens", StoredRows(embedding.tensor, ids, width))
-    wrong = g.table("wrong_grid", np.full((1, width), np.inf, np.float32))
-    known = g.concat([tokens, wrong, features], 0, "known", size="known")
+    known = g.concat([tokens, features], 0, "known", size="known")
     begin = g.gather(g.integers([0, *ends[:-1]]), grid, "text/begin")
     end = g.gather(g.integers(ends), grid, "text/end")
     text = g.slice(g.integers(indices), begin, end, 0, "text", "positions")
@@ -111,17 +107,11 @@ def _tables(layout: CanvasLayout) -> tuple[list[int], list[int], list[int]]:
     indices: list[int] = []
     ends: list[int] = []
     tiles: list[int] = []
-    wrong = len(layout.tokens)
     most = _most(layout)
     for bands in range(most[0] + 1):
         for columns in range(most[1] + 1):
             grid = (0, 0) if (bands, columns) == (1, 1) else (bands - 1, columns)
-            places = layout.places.get(grid)
-            if places is None:
-                indices.append(wrong)
-                tiles.append(1)
-            else:
-                indices += [place if place < wrong else place + 1 for place in places]
-                tiles.append(grid[0] * grid[1] + 1)
+            indices += layout.places.get(grid, layout.wrong)
             ends.append(len(indices))
+            tiles.append(grid[0] * grid[1] + 1 if grid in layout.places else 1)
     return indices, ends, tiles
