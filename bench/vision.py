@@ -139,7 +139,8 @@ class Asked:
     first_token_s: float
     tokens: int
     peak_rss_bytes: float
-    logits: Any
+    # Of the first round; they do not change.
+    logits: Any = None
 
 
 def ask_child(work: Path, threads: int, kind: str, model: Path, picture: Path, _: int) -> Asked:
@@ -157,10 +158,8 @@ def ask_child(work: Path, threads: int, kind: str, model: Path, picture: Path, _
         )  # fmt: skip
 
 
-def ask_session(bundle: Path, threads: int, memory: str, picture: Path, _: int) -> Asked:
+def ask_session(bundle: Path, threads: int, memory: str, picture: Path, index: int) -> Asked:
     """Our way: cut, encoded tile by tile, fed with our ids."""
-    import numpy as np
-
     from mnnsmith.engine import Engine
     from mnnsmith.session import AnswerOptions, open_session
 
@@ -171,22 +170,25 @@ def ask_session(bundle: Path, threads: int, memory: str, picture: Path, _: int) 
         list(reply)
         assert isinstance(session.engine, Engine)
         peak = session.engine.statistics.peak_rss_bytes
+        answer = reply.answer
+        if index:
+            return Asked(answer.first_token_s, answer.prompt_tokens, float(peak))
         # The logits cost time and memory of their own, so they come after.
         prompt = session.prompt([{"role": "user", "content": content}])
         session.engine.reset()
-        tiles = np.stack([run.tile for run in prompt.tiles])
+        tiles = [run.tile for run in prompt.tiles]
         logits = session.engine.forward(prompt.ids, all_positions=True, tiles=tiles)
         text = logits[prompt.tiles[-1].stop + 1 :]
-    return Asked(reply.answer.first_token_s, len(prompt.ids), float(peak), text)
+    return Asked(answer.first_token_s, answer.prompt_tokens, float(peak), text)
 
 
 def distance(expected: Any, actual: Any) -> tuple[float, float]:
     """Mean KL in nats over the text after the picture, and the part of equal best tokens."""
+    import numpy as np
+
     from exact import log_softmax
 
     p, q = log_softmax(expected.astype("f8")), log_softmax(actual.astype("f8"))
-    import numpy as np
-
     kl = float((np.exp(p) * (p - q)).sum(-1).mean())
     return kl, float((expected.argmax(-1) == actual.argmax(-1)).mean())
 

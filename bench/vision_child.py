@@ -79,12 +79,14 @@ def serve_tower(kind: str, model: str, threads: str) -> None:
     os.dup2(2, 1)
     tower = TOWERS[kind](model, int(threads))
     random = np.random.default_rng(0)
-    side = 512
+    side, last = 512, 0
     for line in sys.stdin:
         batch = json.loads(line)["batch"]
         pixels = random.uniform(-1, 1, (batch, 3, side, side)).astype(np.float32)
-        # The first batch of a size is not like the others: buffers are laid out for it.
-        tower(pixels)
+        if batch != last:
+            # The first batch of a size is not like the others: buffers are laid out for it.
+            tower(pixels)
+            last = batch
         wall, cpu = time.perf_counter(), time.process_time()
         values = tower(pixels)
         answer = {

@@ -355,6 +355,28 @@ def test_a_file_that_changed_is_another_picture(tmp_path: Path) -> None:
     assert media.picture(path).digest != first.digest
 
 
+def test_a_video_is_decoded_once(tmp_path: Path) -> None:
+    from mnnsmith.vision.video import load_video
+    from test_vision_video import clip, settings, write_video
+
+    files = {
+        "preprocessor_config.json": {
+            "size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32},
+            "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 32}},
+        },
+        "processor_config.json": {"image_seq_len": 64},
+    }  # fmt: skip
+    media = MediaReader(files, "test")
+    path = tmp_path / "clip.mkv"
+    write_video(path, clip(50), 10, "ffv1")
+    first = media.video(path)
+    assert first.digest == load_video(path, settings()).digest and len(first.tiles) > 1
+    assert media.video(str(path)) is first
+    write_video(path, clip(80), 10, "ffv1")
+    assert media.video(path) is not first
+    assert media.video(first) is first
+
+
 def test_tiles_of_another_model_are_refused(tmp_path: Path) -> None:
     smolvlm_folder.write_processor(tmp_path, "{}", tile=16, longest_edge=128)
     picture = reader(tmp_path).picture(WIDE)
