@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mnnsmith.session import ChatSession
 
 HELP = """\
-/image FILE     show a picture with the next message; /image alone lists, /image - takes all back
+/image FILE     show a picture with the next message; /image alone counts, /image - takes all back
 /video FILE     the same for a video
 /reset          forget the dialogue
 /system TEXT    set the system message; /system alone shows it, /system - removes it
@@ -155,9 +155,9 @@ def _answer(session: ChatSession, media: Media, text: str, interactive: bool) ->
 
     Pictures of a question that was taken back go with the next one.
     """
-    before = len(session.messages)
     from mnnsmith.session import Answer
 
+    before = len(session.messages)
     printer = AnswerPrinter()
     try:
         asked = session.ask(text, images=media.images, videos=media.videos)
