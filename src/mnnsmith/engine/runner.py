@@ -47,7 +47,8 @@ UNQUANTIZED_CACHE = 8
 DYNAMIC_QUANT_OPTIONS, ATTENTION_OPTION = 5, 7
 # Of precision and memory, where a runtime takes them as numbers.
 MODES = {"normal": 0, "high": 1, "low": 2}
-VISION_INPUT = "pixel_values"
+# What the vision's graph calls its input; one tile is also the smallest canvas.
+TILES_INPUT, CANVAS_INPUT = "pixel_values", "canvas"
 ATTENTION_BLOCK = 64
 # Files that a language model needs, and their names where config.json gives none.
 FILE_KEYS = {
@@ -367,7 +368,8 @@ class Vision:
                 f"a canvas of {rows} x {columns} tiles shows no grid that the model has tokens "
                 f"for; the largest has {len(lengths)} x {len(lengths[0])}."
             )
-        return lengths[rows - 1][columns - 1]
+        length: int = lengths[rows - 1][columns - 1]
+        return length
 
     def cut(self, runs: Sequence[tuple[int, int]], start: int, stop: int, end: int) -> int:
         """Where a piece that begins at `start` may end: at `stop` if that is between texts.
@@ -592,14 +594,17 @@ class Model:
         runtime = nn.create_runtime_manager((
             {
                 "backend": 0, "numThread": settings["thread_num"],
-                "precision": MODES[settings["precision"]], "memory": MODES[settings["memory"]],
+                "precision": MODES[str(settings["precision"])],
+                "memory": MODES[str(settings["memory"])],
             },
         ))  # fmt: skip
         runtime.set_hint(ATTENTION_OPTION, settings["attention_mode"])
         runtime.set_hint(DYNAMIC_QUANT_OPTIONS, settings["dynamic_option"])
         path = os.path.join(self.folder, self.config["visual_model"])
+        takes_canvas = self.vision is not None and self.vision.canvas_tokens is not None
+        given = CANVAS_INPUT if takes_canvas else TILES_INPUT
         module = nn.load_module_from_file(
-            path, [VISION_INPUT], list(names), runtime_manager=runtime, shape_mutable=True,
+            path, [given], list(names), runtime_manager=runtime, shape_mutable=True,
             rearrange=True,
         )  # fmt: skip
         if module is None:

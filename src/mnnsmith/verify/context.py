@@ -25,7 +25,7 @@ class Context:
     original: the source, prepared with the bundle's recipe; None where no check needs it.
     open_engine: `Engine` on a folder, with its keyword arguments, on the device that was asked for.
     open_reference: a reference with these weights; the caller closes it.
-    texts: files of the user, in place of the shipped text.
+    texts, images: files of the user, in place of the shipped text and pictures.
     """
 
     bundle: Bundle
@@ -35,3 +35,4 @@ class Context:
     open_reference: Callable[[Weights], Reference]
     texts: tuple[Path, ...] = ()
     threads: int | None = None
+    images: tuple[Path, ...] = ()

@@ -18,7 +18,7 @@ from mnnsmith.errors import UsageError
 from mnnsmith.files import user_path
 from mnnsmith.verify.context import Weights
 from mnnsmith.verify.onnx_reference import open_onnx
-from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
+from mnnsmith.verify.reference import F32, IDS, PictureReference, Reference, ReferenceRun
 from mnnsmith.verify.saved_reference import RecordingReference, SavedReference, save_reference
 from mnnsmith.verify.stored import stored_checkpoint
 from mnnsmith.verify.transformers_reference import free_memory_bytes, open_transformers
@@ -169,6 +169,10 @@ class _Lease:
     @property
     def name(self) -> str:
         return self._reference.name
+
+    @property
+    def pictures(self) -> PictureReference | None:
+        return self._reference.pictures
 
     def available(self) -> Collection[str]:
         return self._reference.available()

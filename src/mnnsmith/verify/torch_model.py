@@ -62,12 +62,26 @@ def own_folder(checkpoint: Checkpoint) -> Path | None:
     return configs[0].parent if plain and len(configs) == 1 and not quantized else None
 
 
+def decoder_of(model: Any) -> Any:
+    """The part of a model that has the blocks of the text: of one that sees, a part of its base."""
+    base = model.base_model
+    return base.text_model if hasattr(base, "text_model") else base
+
+
+def _kind(checkpoint: Checkpoint) -> Any:
+    """The class of transformers that opens it."""
+    _, transformers = torch_and_transformers()
+    if "vision_config" in checkpoint.config:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
 def load_folder(folder: Path, checkpoint: Checkpoint) -> Any:
     """The folder's model in float32, by transformers' own reader."""
-    torch, transformers = torch_and_transformers()
+    torch, _ = torch_and_transformers()
     with quiet():
         try:
-            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            model, report = _kind(checkpoint).from_pretrained(
                 folder, dtype=torch.float32, attn_implementation=_ATTENTION, use_safetensors=True,
                 local_files_only=True, trust_remote_code=False, output_loading_info=True,
             )  # fmt: skip
@@ -89,9 +103,9 @@ def build(checkpoint: Checkpoint) -> Any:
     fields = {k: v for k, v in checkpoint.config.items() if k not in _STORAGE_KEYS}
     with quiet(), _parameters_on_meta(torch):
         try:
-            kind = transformers.CONFIG_MAPPING[checkpoint.model_type]
-            model = transformers.AutoModelForCausalLM.from_config(
-                kind.from_dict(fields), dtype=torch.float32, attn_implementation=_ATTENTION,
+            config = transformers.CONFIG_MAPPING[checkpoint.model_type].from_dict(fields)
+            model = _kind(checkpoint).from_config(
+                config, dtype=torch.float32, attn_implementation=_ATTENTION,
                 trust_remote_code=False,
             )  # fmt: skip
         except _CONFIG_ERRORS as error:

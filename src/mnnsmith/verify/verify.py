@@ -41,8 +41,10 @@ from mnnsmith.verify.statistical import check_statistical
 from mnnsmith.verify.template import check_template
 from mnnsmith.verify.tokens import check_tokens
 from mnnsmith.verify.user_text import read_user_texts
+from mnnsmith.verify.vision import check_vision
 from mnnsmith.verify.weights import check_weights
 from mnnsmith.version import __version__
+from mnnsmith.vision.load import load_picture
 
 LEVELS: tuple[Level, ...] = ("quick", "full")
 # Whose weights the reference of a check has; the others need none.
@@ -50,6 +52,7 @@ _REFERENCES: Mapping[str, tuple[Weights, ...]] = {
     "exact": ("stored",),
     "statistical": ("original",),
     "layers": ("stored", "original"),
+    "vision": ("stored", "original"),
 }
 # (check, done, total)
 Progress = Callable[[str, int, int], None]
@@ -75,6 +78,7 @@ def verify(
     level: str = "quick",
     checks: Sequence[str] | None = None,
     texts: Sequence[str | Path] = (),
+    images: Sequence[str | Path] = (),
     reference: str | Path = "auto",
     save_reference: str | Path | None = None,
     bisect: bool = False,
@@ -90,7 +94,8 @@ def verify(
     source: the original as `convert` takes it; None takes the hub id that the bundle names, from
     the hub's local cache.  revision, offline: for a hub id that is given.
     level: "quick" or "full".  checks: names out of `CHECKS`; None runs all that can run, and says
-    of the others why they are skipped.  texts: files in place of the shipped text.
+    of the others why they are skipped.  texts, images: files in place of the shipped text and
+    pictures.
     reference: "transformers", "onnx", "auto", which takes what is installed, or a file that
     `save_reference` named in another verification.
     bisect: go on inside the first block that differs.  device: where the bundle runs, see
@@ -109,12 +114,16 @@ def verify(
     files = tuple(Path(text) for text in texts)
     # Before any work: that they can be read.
     read_user_texts(files)
+    pictures = tuple(Path(image) for image in images)
+    for path in pictures:
+        load_picture(path)
     outline = _outline(bundle, source, revision, offline, checks, chosen, limits)
     if baseline is not None:
         require_same_model(_subject(outline, engines), baseline.subject)
     context = Context(
-        outline.bundle, outline.original, chosen_level, engines.open, _no_reference, files, threads
-    )
+        outline.bundle, outline.original, chosen_level, engines.open, _no_reference, files, threads,
+        pictures,
+    )  # fmt: skip
     report = progress or (lambda check, done, total: None)
     done, figures = _compare(outline, context, bisect, report)
     result = Verification(
@@ -154,7 +163,16 @@ def _outline(
         raise UsageError(f"{unknown[0]!r:.60} is no check.", f"There are: {', '.join(CHECKS)}.")
     if checks is not None and not checks:
         raise UsageError("No check is chosen.", f"There are: {', '.join(CHECKS)}.")
-    chosen = tuple(name for name in _CHECKS if checks is None or name in checks)
+    # What is damaged is for the check "files" to say.
+    bundle = open_bundle(path, whole=checks is not None and "files" not in checks)
+    sees = bundle.manifest.model.get("vision") is not None
+    chosen = tuple(
+        name
+        for name in _CHECKS
+        if (checks is None or name in checks) and (sees or name != "vision")
+    )
+    if not chosen:
+        raise UsageError(f"{bundle.path}: sees no pictures.", "Choose other checks.")
     if "statistical" not in chosen and (limits.needs_statistics or reference.save_as):
         raise UsageError(
             "Thresholds, and a reference to save, need the statistical check.",
@@ -165,8 +183,6 @@ def _outline(
     ]
     if lacking and (checks is not None or limits.needs_statistics):
         raise MissingResourceError(f"{', '.join(lacking)}: there is nothing to compare with.", HINT)
-    # What is damaged is for the check "files" to say.
-    bundle = open_bundle(path, whole="files" not in chosen)
     original = None
     if source is not None or any(name not in WITHOUT_ORIGINAL for name in chosen):
         original = open_original(
@@ -315,4 +331,5 @@ _CHECKS: Mapping[str, Callable[[Context], Outcome[Any]]] = {
     "statistical": check_statistical,
     "layers": check_layers,
     "ranges": check_ranges,
+    "vision": check_vision,
 }
