@@ -247,6 +247,29 @@ class Graph(GraphCore):
             {"scale": scale},
         )  # fmt: skip
 
+    def repeat(self, count: Value, x: Value, body: Graph, size: str, name: str) -> Value:
+        """body(0, x), body(1, x), .. one after the other, stacked: [count, *shape of one].
+
+        count: int32 [1]; size: its name as a dimension.
+        body: a graph with inputs number [] int32, going [1] int32, and one of the shape of x; its
+        outputs are the latter two as they came, then the result.
+        """
+        inputs = [node.outputs[0] for node in body.nodes if node.kind == "input"]
+        given = [(v.shape, v.dtype) for v in inputs]
+        wanted = [((), DType.INT32), ((1,), DType.INT32), (x.shape, x.dtype)]
+        if given != wanted or body.outputs[:2] != inputs[1:] or len(body.outputs) != 3:
+            self.fail(name, f"{body.name} cannot be repeated over {x}")
+        if count.shape != (1,) or count.dtype is not DType.INT32:
+            self.fail(name, f"{count} is no count")
+        result = body.outputs[2]
+        shape: tuple[Dim, ...] = (size, *result.shape)
+        given_back = self.add(
+            "repeat", name, (count, self.integers([1]), x),
+            [(x.shape, x.layout, x.dtype), (shape, result.layout, result.dtype)],
+            suffixes=("/given", ""), graphs=(body,),
+        )  # fmt: skip
+        return self.values[given_back.index + 1]
+
     def mixture(
         self, x: Value, weights: Value, ids: Value, experts: Sequence[Graph], layer: int, name: str
     ) -> Value:

@@ -213,6 +213,11 @@ def _mixture(node: Node, _: Weights) -> _Emitted:
     return "MoE", "Extra", {"attr": [{"key": key, "i": value} for key, value in fields]}
 
 
+def _repeat(node: Node, _: Weights) -> _Emitted:
+    # Without a condition's graph the engine takes count, condition and values in, and out.
+    return "While", "WhileParam", {"body_graph": node.graphs[0].name}
+
+
 def _linear(node: Node, weights: Weights) -> _Emitted:
     record = weights.matrix(node, "weight")
     common = {
@@ -320,6 +325,7 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "gather_last": _gather_last,
     "matmul_transposed": _matmul_transposed,
     "mixture": _mixture,
+    "repeat": _repeat,
     "linear": _linear,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mnnsmith.graph.graph import Graph
-from mnnsmith.graph.values import Dim, Value, multiple
+from mnnsmith.graph.values import Dim, DType, Value, multiple
 from mnnsmith.graph.weights import MatrixSlot, StoredRows
 
 CHANNELS = 3
-# Names of what is known at run time only: rows of tiles with the last one, columns, tiles in use.
-BANDS, COLUMNS, TILES = "bands", "columns", "tiles"
+# Names of what is known at run time only: rows of tiles with the last one, columns, tiles in use,
+# and tiles at once (one).
+BANDS, COLUMNS, USED, TILES = "bands", "columns", "used", "tiles"
 # Not "pixel_values", of which the engine would cut tiles itself.
 INPUT = "canvas"
 
@@ -63,11 +64,13 @@ def canvas_graph(
     bands, columns = (g.size(cut, axis, name) for axis, name in ((0, BANDS), (1, COLUMNS)))
     grid = _grid_number(g, bands, columns, layout)
     indices, ends, tiles = _tables(layout)
-    every = g.reshape(cut, [f"{BANDS}*{COLUMNS}", CHANNELS, tile, tile], "cells")
-    used = g.slice(every, 0, g.gather(g.integers(tiles), grid, "tiles/end"), 0, "tiles", TILES)
+    cells = g.reshape(cut, [f"{BANDS}*{COLUMNS}", CHANNELS, tile, tile], "cells")
     width = embedding.cols
-    rows: list[Dim] = [multiple(tile_tokens, TILES), width]
-    features = g.from_channels(encode(g, used), rows, "features")
+    count = g.gather(g.integers(tiles), grid, "tiles")
+    body = _one_tile(encode, cells, [multiple(tile_tokens, TILES), width])
+    encoded = g.repeat(count, cells, body, USED, "encode")
+    rows = multiple(tile_tokens, f"{USED}*{TILES}")
+    features = g.reshape(encoded, [rows, width], "features")
     ids = tuple(embedding.first_row + token for token in layout.tokens)
     tokens = g.constant("tokens", StoredRows(embedding.tensor, ids, width))
     known = g.concat([tokens, features], 0, "known", size="known")
@@ -76,6 +79,21 @@ def canvas_graph(
     text = g.slice(g.integers(indices), begin, end, 0, "text", "positions")
     block = g.gather(known, text, "block")
     g.mark_output(g.reshape(block, ["positions", 1, width], "image_embeds"))
+    return g
+
+
+def _one_tile(encode: Callable[[Graph, Value], Value], cells: Value, shape: list[Dim]) -> Graph:
+    """The features of tile `number` of all cells: memory is that of one, whatever the grid."""
+    g = Graph("/encode")
+    number = g.input("number", [], DType.INT32)
+    going = g.input("going", [1], DType.INT32)
+    given = g.input("given", cells.shape)
+    begin = g.reshape(number, [1], "begin")
+    end = g.binary("add", begin, g.integers([1]), "end")
+    tile = g.slice(given, begin, end, 0, "tile", TILES)
+    features = g.from_channels(encode(g, tile), shape, "tile/features")
+    for value in (going, given, features):
+        g.mark_output(value)
     return g
 
 
