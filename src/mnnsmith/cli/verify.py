@@ -34,13 +34,20 @@ Checks = Annotated[
     typer.Option(
         "--check",
         metavar="NAMES",
-        help="Of files,weights,tokens,template,exact,statistical,layers,ranges [default: all].",
+        help="Of files,weights,tokens,template,exact,statistical,layers,ranges,vision "
+        "[default: all].",
     ),
 ]
 Texts = Annotated[
     list[Path] | None,
     typer.Option(
         "--text", metavar="FILE", help="Verify on this text instead; may be given several times."
+    ),
+]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image", metavar="FILE", help="Show it this picture instead; may be given several times."
     ),
 ]
 Reference = Annotated[
@@ -99,6 +106,7 @@ def verify(
     level: Level = "quick",
     check: Checks = None,
     text: Texts = None,
+    image: Images = None,
     reference: Reference = "auto",
     save_reference: SaveReference = None,
     bisect: Bisect = False,
@@ -131,6 +139,7 @@ def verify(
             level=level,
             checks=None if check is None else tuple(filter(None, check.split(","))),
             texts=text or (),
+            images=image or (),
             reference=reference,
             save_reference=save_reference,
             bisect=bisect,
@@ -215,14 +224,13 @@ def _show(result: Verification) -> None:
 
 
 def _figures(result: Verification) -> list[tuple[str, str]]:
-    from mnnsmith.verify.markdown import statistical_rows
+    from mnnsmith.verify.markdown import statistical_rows, vision_rows
 
-    figures = result.figures.statistical
-    if figures is None:
-        return []
+    statistical, vision = result.figures.statistical, result.figures.vision
+    rows = [] if statistical is None else statistical_rows(statistical)
+    rows += [] if vision is None else vision_rows(vision)
     return [
-        (name, f"{value}  ({interval})" if interval else value)
-        for name, value, interval in statistical_rows(figures)
+        (name, f"{value}  ({interval})" if interval else value) for name, value, interval in rows
     ]
 
 

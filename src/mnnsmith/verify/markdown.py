@@ -11,6 +11,7 @@ from mnnsmith.verify.results import (
     StatisticalFigures,
     StoredWeight,
     Verification,
+    VisionFigures,
 )
 
 _MARKS = {"passed": "✅", "failed": "❌", "skipped": "➖"}
@@ -47,6 +48,8 @@ def _lines(result: Verification) -> Iterator[str]:
     figures = result.figures
     if figures.statistical is not None:
         yield from _statistical(figures.statistical)
+    if figures.vision is not None:
+        yield from _vision(figures.vision)
     if figures.weights is not None:
         yield from _weights(figures.weights.matrices)
     yield from _findings(result.checks)
@@ -91,6 +94,32 @@ def _statistical(figures: StatisticalFigures) -> Iterator[str]:
     ]  # fmt: skip
     names = ("text", "tokens", "KL", "same best", "perplexity", "original's")
     yield from _table(names, sections)
+
+
+def vision_rows(figures: VisionFigures) -> list[tuple[str, str, str]]:
+    """As `statistical_rows`, of pictures and what comes after them."""
+    exact = max((value.error for value in figures.exact), default=0.0)
+    shipped = max((value.error for value in figures.shipped), default=None)
+    rows = [
+        ("pictures, prompts; differ", f"{figures.pictures}; {figures.pictures_different}", ""),
+        ("vision: largest error, exact", number(exact), ""),
+        ("logits after pictures: KL, exact", number(figures.max_kl), ""),
+    ]
+    if shipped is not None:
+        rows.append(("vision: largest error, shipped", number(shipped), ""))
+    if figures.kl is not None and figures.top1 is not None:
+        rows += [
+            ("KL after pictures, nats", number(figures.kl.mean), _interval(figures.kl)),
+            ("same best token after pictures", percent(figures.top1.mean),
+             _percents(figures.top1)),
+        ]  # fmt: skip
+    return rows
+
+
+def _vision(figures: VisionFigures) -> Iterator[str]:
+    yield f"### Vision, against {_text(figures.reference)}, on {figures.text_tokens} tokens"
+    yield ""
+    yield from _table(("figure", "value", "95 % interval"), vision_rows(figures))
 
 
 def _weights(matrices: tuple[StoredWeight, ...]) -> Iterator[str]:
