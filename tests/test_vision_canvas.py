@@ -22,6 +22,7 @@ from mnnsmith.vision.processor import Picture, cut
 from smolvlm_checkpoint import FAKE, IMAGE_ID, write_small
 from smolvlm_reference import load_processor
 from test_session_vision import SQUARE, TALL, TOKENS, WIDE, Original, write_model
+from test_verify_vision import check
 from test_vision_model import MAX_KL, kl
 from text_only_app import run_app
 from tiny_checkpoint import write_checkpoint
@@ -257,3 +258,17 @@ def test_a_tokenizer_without_grids_takes_whole_pictures_only(tmp_path: Path) -> 
     layout = prepare(tmp_path / "model", vision="canvas").canvas
     assert layout is not None and layout.columns == 0
     assert layout.lengths[0] == [5] and set(layout.places) == {(0, 0)}
+
+
+def test_verify_looks_into_the_part_that_encodes_a_tile(tmp_path: Path) -> None:
+    write_small(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "bundle", recipe="w8g32-vision8", vision="canvas")
+    _image(200, 40).save(tmp_path / "wide.png")
+    _image(60, 120).save(tmp_path / "tall.png")
+    images = (tmp_path / "wide.png", tmp_path / "tall.png")
+    outcome = check(tmp_path / "bundle", tmp_path / "model", images, recipe="w8g32-vision8")
+    figures = outcome.figures
+    assert not [f for f in outcome.findings if f.severity != "warning"]
+    assert figures.first is None and figures.max_kl < MAX_KL
+    assert len(figures.exact) == 8
+    assert all(value.error < (value.allowed or 0) for value in figures.exact)

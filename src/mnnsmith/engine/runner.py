@@ -47,8 +47,9 @@ UNQUANTIZED_CACHE = 8
 DYNAMIC_QUANT_OPTIONS, ATTENTION_OPTION = 5, 7
 # Of precision and memory, where a runtime takes them as numbers.
 MODES = {"normal": 0, "high": 1, "low": 2}
-# What the vision's graph calls its input; one tile is also the smallest canvas.
-TILES_INPUT, CANVAS_INPUT = "pixel_values", "canvas"
+# What the vision's graph calls its input; and those of the part of a graph of canvases that encodes
+# one of several tiles: its number, that it is to go on, and the tiles.
+TILES_INPUT, PART_INPUTS = "pixel_values", ("number", "going", "given")
 ATTENTION_BLOCK = 64
 # Files that a language model needs, and their names where config.json gives none.
 FILE_KEYS = {
@@ -568,7 +569,10 @@ class Model:
         self.seconds["vision_s"] += time.perf_counter() - began
 
     def vision_values(self, pixels: F32, names: Sequence[str]) -> dict[str, F32]:
-        """Values of the vision's graph for one tile, float32 [1, 3, S, S], with these settings."""
+        """Values of the vision's graph for one tile, float32 [1, 3, S, S], with these settings.
+
+        Of a bundle that takes canvases: with the part that encodes a tile in the graph's place.
+        """
         import MNN.expr as expr
 
         if self.vision is None:
@@ -577,7 +581,11 @@ class Model:
             self.seeing = None
             self.seeing = (list(names), *self._open_vision(names))
         module = self.seeing[2]
-        outputs = module.forward([expr.const(pixels, list(pixels.shape), expr.NCHW)])
+        inputs = [expr.const(pixels, list(pixels.shape), expr.NCHW)]
+        if self.vision.canvas_tokens is not None:
+            number, going = (np.array([i], dtype=np.int32) for i in (0, 1))
+            inputs = [expr.const(x, [1], expr.NCHW, expr.int) for x in (number, going)] + inputs
+        outputs = module.forward(inputs)
         # The native arrays must be gone before their module is.
         values = {
             name: np.array(output.read(), dtype=np.float32).reshape(output.shape)
@@ -602,9 +610,9 @@ class Model:
         runtime.set_hint(DYNAMIC_QUANT_OPTIONS, settings["dynamic_option"])
         path = os.path.join(self.folder, self.config["visual_model"])
         takes_canvas = self.vision is not None and self.vision.canvas_tokens is not None
-        given = CANVAS_INPUT if takes_canvas else TILES_INPUT
+        given = PART_INPUTS if takes_canvas else (TILES_INPUT,)
         module = nn.load_module_from_file(
-            path, [given], list(names), runtime_manager=runtime, shape_mutable=True,
+            path, list(given), list(names), runtime_manager=runtime, shape_mutable=True,
             rearrange=True,
         )  # fmt: skip
         if module is None:

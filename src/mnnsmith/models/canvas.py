@@ -18,6 +18,9 @@ CHANNELS = 3
 # Names of what is known at run time only: rows of tiles with the last one, columns, tiles in use,
 # and tiles at once (one).
 BANDS, COLUMNS, USED, TILES = "bands", "columns", "used", "tiles"
+# The part that encodes one tile, its result and its inputs.
+ENCODE, FEATURES = "/encode", "tile/features"
+NUMBER, GOING, GIVEN = "number", "going", "given"
 # Not "pixel_values", of which the engine would cut tiles itself.
 INPUT = "canvas"
 
@@ -84,14 +87,14 @@ def canvas_graph(
 
 def _one_tile(encode: Callable[[Graph, Value], Value], cells: Value, shape: list[Dim]) -> Graph:
     """The features of tile `number` of all cells: memory is that of one, whatever the grid."""
-    g = Graph("/encode")
-    number = g.input("number", [], DType.INT32)
-    going = g.input("going", [1], DType.INT32)
-    given = g.input("given", cells.shape)
+    g = Graph(ENCODE)
+    number = g.input(NUMBER, [], DType.INT32)
+    going = g.input(GOING, [1], DType.INT32)
+    given = g.input(GIVEN, cells.shape)
     begin = g.reshape(number, [1], "begin")
     end = g.binary("add", begin, g.integers([1]), "end")
     tile = g.slice(given, begin, end, 0, "tile", TILES)
-    features = g.from_channels(encode(g, tile), shape, "tile/features")
+    features = g.from_channels(encode(g, tile), shape, FEATURES)
     for value in (going, given, features):
         g.mark_output(value)
     return g

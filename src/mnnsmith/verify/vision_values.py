@@ -24,6 +24,7 @@ from mnnsmith.graph.values import DType, Layout, Value
 from mnnsmith.mnn.config_files import VISION_MODEL_FILE
 from mnnsmith.mnn.graph_json import Json, Weights, graph_json
 from mnnsmith.mnn.net_extension import extend_net, tensor_names
+from mnnsmith.models.canvas import ENCODE, FEATURES
 from mnnsmith.verify.probe import moved_behind, no_vector
 from mnnsmith.verify.reference import F32
 
@@ -96,7 +97,10 @@ def _given_name(value: Value) -> str:
 def _write_twin(bundle: Bundle, values: Sequence[Value], folder: Path) -> None:
     """A folder like the bundle's, whose vision has `values` in plain order, too."""
     net = (bundle.path / VISION_MODEL_FILE).read_bytes()
-    names = tensor_names(net)
+    canvas = bundle.manifest.model["vision"].get("profile") == "canvas"
+    # Where it takes whole pictures, tiles are encoded by a part.
+    part = ENCODE if canvas else None
+    names = tensor_names(net, part)
     index = {name: i for i, name in enumerate(names)}
     for value in values:
         if value.name not in index:
@@ -111,7 +115,9 @@ def _write_twin(bundle: Bundle, values: Sequence[Value], folder: Path) -> None:
     source = folder / "tail.json"
     source.write_text(json.dumps(tail), encoding="utf-8")
     graph_json_to_mnn(source, folder / "tail.mnn")
-    twin = extend_net(net, (folder / "tail.mnn").read_bytes(), {})
+    # The engine opens a graph by its output.
+    renamed = {index[FEATURES]: "image_embeds"} if canvas else {}
+    twin = extend_net(net, (folder / "tail.mnn").read_bytes(), renamed, part)
     (folder / VISION_MODEL_FILE).write_bytes(twin)
     for name in ("tail.json", "tail.mnn"):
         (folder / name).unlink()
