@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 
 import weight_oracle
 from mnnsmith.api import Bundle, Engine, convert, prepare
-from mnnsmith.errors import UsageError
+from mnnsmith.errors import EngineError, UsageError
 from mnnsmith.graph.weights import MatrixSlot
 from mnnsmith.session import Answer, AnswerOptions, open_session
 from mnnsmith.session_media import Frames, read_media_of
@@ -21,6 +22,7 @@ from mnnsmith.vision.canvas import make_canvas
 from mnnsmith.vision.processor import Picture, cut
 from smolvlm_checkpoint import FAKE, IMAGE_ID, write_small
 from smolvlm_reference import load_processor
+from test_cli_vision import mnnsmith
 from test_session_vision import SQUARE, TALL, TOKENS, WIDE, Original, write_model
 from test_verify_vision import check
 from test_vision_model import MAX_KL, kl
@@ -272,3 +274,31 @@ def test_verify_looks_into_the_part_that_encodes_a_tile(tmp_path: Path) -> None:
     assert figures.first is None and figures.max_kl < MAX_KL
     assert len(figures.exact) == 8
     assert all(value.error < (value.allowed or 0) for value in figures.exact)
+
+
+def test_the_command_line_makes_both_bundle_and_canvas(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    Image.fromarray(WIDE).save(tmp_path / "wide.png")
+    made = mnnsmith(
+        "convert", tmp_path / "model", "-o", tmp_path / "bundle", "--vision", "canvas",
+        "--recipe", "fp16",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    shown = ("canvas", tmp_path / "wide.png", "-o", tmp_path / "c.png", "--bundle")
+    found = mnnsmith(*shown, tmp_path / "bundle")
+    assert found.stdout == "<img><hw>256,256</hw>c.png</img>\n", found.stderr
+    config = tmp_path / "bundle" / "llm_config.json"
+    text = json.loads(config.read_text())
+    config.write_text(json.dumps({**text, "canvas_tokens": [[5, 0], [0, 19]]}))
+    refused = mnnsmith(*shown, tmp_path / "bundle")
+    assert refused.returncode == 2 and "at most 1 x 2 tiles" in refused.stderr
+    for wrong in ("x", [], [[]], [[5], [1, 2]], [[-1]]):
+        config.write_text(json.dumps({**text, "canvas_tokens": wrong}))
+        with pytest.raises(EngineError, match="canvas_tokens"):
+            Engine(tmp_path / "bundle")
+    refused = mnnsmith(*shown, tmp_path / "bundle")
+    assert refused.returncode == 6 and "canvas_tokens" in refused.stderr
+    del text["canvas_tokens"]
+    config.write_text(json.dumps(text))
+    refused = mnnsmith(*shown, tmp_path / "bundle")
+    assert refused.returncode == 2 and "--vision canvas" in refused.stderr

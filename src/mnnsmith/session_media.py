@@ -229,6 +229,21 @@ def has_media(messages: Sequence[Message]) -> bool:
     )
 
 
+def check_grid(picture: Picture, canvas_tokens: Sequence[Sequence[int]]) -> None:
+    """Raises UsageError for a picture whose grid a bundle for whole pictures has no tokens for.
+
+    canvas_tokens: see `engine.VisionFacts`.
+    """
+    rows, columns = picture.rows, max(picture.cols, 1)
+    known = rows < len(canvas_tokens) and columns <= len(canvas_tokens[rows])
+    if not known or not canvas_tokens[rows][columns - 1]:
+        raise UsageError(
+            f"A picture of {rows} x {columns} tiles has no place in this bundle, which takes whole "
+            f"pictures of at most {len(canvas_tokens) - 1} x {len(canvas_tokens[0])} tiles.",
+            "Convert the model with --vision standard.",
+        )
+
+
 class MediaPrompts:
     """Makes prompts of dialogues with pictures, for one model."""
 
@@ -315,7 +330,7 @@ class MediaPrompts:
             count, canvas = 1, tile_of(feed)
             if feed.kind == "picture":
                 picture = pictures[feed.index]
-                self._check_grid(picture)
+                check_grid(picture, self._canvas_tokens or ())
                 count, canvas = len(picture.tiles), make_canvas(picture)
             # Before the first tile stands the token of its place in the grid.
             start, stop = runs[place].start - 1, runs[place + count - 1].stop
@@ -323,18 +338,6 @@ class MediaPrompts:
             tiles.append(TileRun(start, stop, canvas))
             place += count
         return MediaPrompt(prompt.text, ids, tuple(tiles))
-
-    def _check_grid(self, picture: Picture) -> None:
-        lengths = self._canvas_tokens
-        assert lengths is not None
-        rows, columns = picture.rows, max(picture.cols, 1)
-        known = rows < len(lengths) and columns <= len(lengths[0])
-        if not known or not lengths[rows][columns - 1]:
-            raise UsageError(
-                f"A picture of {rows} x {columns} tiles has no place in this bundle, which takes "
-                f"whole pictures of at most {len(lengths) - 1} x {len(lengths[0])} tiles.",
-                "Convert the model with --vision standard.",
-            )
 
     def _template_for(self, videos: Sequence[Video]) -> ChatTemplate:
         if not videos:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 from mnnsmith.cli import options as o
 from mnnsmith.cli.console import clean, note, say, say_json
 from mnnsmith.cli.media import require_reader
-from mnnsmith.errors import MissingResourceError, SourceError
+from mnnsmith.errors import BundleError, MissingResourceError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from mnnsmith.session_media import MediaReader
@@ -31,11 +32,15 @@ Model = Annotated[
 def canvas(image: Image, output: Output, bundle: Model, json_output: o.Json = False) -> None:
     """Write a picture as its tiles in one image, and show the line of a prompt that names it.
 
-    For bundles of the canvas profile; docs/vision.md says what an app does with both.
+    For bundles of `convert --vision canvas`; docs/vision.md says what an app does with both.
     """
+    from mnnsmith.session_media import check_grid
     from mnnsmith.vision.canvas import make_canvas
 
-    picture = _reader(bundle).picture(image)
+    reader, lengths = _reader(bundle)
+    picture = reader.picture(image)
+    if lengths is not None:
+        check_grid(picture, lengths)
     for text in picture.notes:
         note(f"({text})")
     pixels = make_canvas(picture)
@@ -51,9 +56,10 @@ def canvas(image: Image, output: Output, bundle: Model, json_output: o.Json = Fa
         say(clean(line, sys.stdout))
 
 
-def _reader(folder: Path) -> MediaReader:
-    """What a bundle, or a checkpoint's folder, says of pictures."""
+def _reader(folder: Path) -> tuple[MediaReader, Sequence[Sequence[int]] | None]:
+    """What a bundle, or a checkpoint's folder, says of pictures; a bundle has `canvas_tokens`."""
     from mnnsmith.bundle import open_bundle
+    from mnnsmith.engine.runner import RefusedError, vision_of
     from mnnsmith.files import read_json_object, user_path
     from mnnsmith.session_media import MediaReader, read_media_of
 
@@ -61,14 +67,25 @@ def _reader(folder: Path) -> MediaReader:
     names = ("preprocessor_config.json", "processor_config.json")
     files = [found / name for name in names if (found / name).is_file()]
     if files:
-        return MediaReader({file.name: read_json_object(file) for file in files}, str(found))
+        return MediaReader({f.name: read_json_object(f) for f in files}, str(found)), None
     if not (found / "mnnsmith.json").is_file():
         raise SourceError(
             f"{found}: neither a bundle nor a folder with preprocessor_config.json.",
             "Give the bundle that the app uses, or the model that it was converted from.",
         )
     # What is written is for another machine; here the weights are of no matter.
-    return require_reader(read_media_of(open_bundle(found, whole=False)))
+    opened = open_bundle(found, whole=False)
+    reader = require_reader(read_media_of(opened))
+    try:
+        vision = vision_of(str(found), read_json_object(found / "llm_config.json"))
+    except RefusedError as error:
+        raise BundleError(str(error), "Convert the model again.") from error
+    if vision is None or vision.canvas_tokens is None:
+        raise UsageError(
+            f"{found}: this bundle takes tiles, not whole pictures.",
+            "The app's bundle must be one of `mnnsmith convert --vision canvas`.",
+        )
+    return reader, vision.canvas_tokens
 
 
 def _write(path: Path, pixels: U8) -> None:

@@ -111,7 +111,8 @@ class Engine:
         all_logits: set when `forward(all_positions=True)` is the main use; it works without, and
             then costs a second set of work buffers.
         load_timeout_s, call_timeout_s: the longest time without a sign of life; a long prompt
-            gives one after each piece.  A device that is slower takes a multiple of it.
+            gives one after each piece.  A device that is slower takes a multiple of it, and so
+            does a canvas, by its tiles.
         piece_tokens: prompts are fed in pieces of this length, which bounds memory.
         device: where it runs, see `parse_device`; None is this machine.
 
@@ -365,12 +366,20 @@ class Engine:
         with self._lock:
             try:
                 header, results = self._runner.call(
-                    op, arrays, silence_s=self._call_timeout_s, **fields
+                    op, arrays, silence_s=self._silence_s(arrays or {}), **fields
                 )
             except RunnerRefusedError as error:
                 raise UsageError(f"{self.bundle_dir.name}: {error}") from error
             self._position = header["position"]
             return header, results
+
+    def _silence_s(self, arrays: Arrays) -> float:
+        """The longest time without a sign of life: while a canvas is encoded there is none."""
+        tiles = 1
+        if self.vision is not None:
+            pixels = self.vision.tile**2
+            tiles = max([1, *(a[..., 0].size // pixels for a in arrays.values() if a.ndim == 3)])
+        return tiles * self._call_timeout_s
 
     def _integers(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
         """`ids` as int32, each inside the vocabulary (the engine itself reads out of bounds)."""

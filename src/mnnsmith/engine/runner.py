@@ -322,7 +322,7 @@ class Vision:
         One id alone is no picture: the engine takes its embedding from the table.
         """
         lengths = [self.length(tile) for tile in tiles]
-        found = []
+        found: list[tuple[int, int]] = []
         place = 0
         while place < len(ids) and len(ids) > 1:
             end = place
