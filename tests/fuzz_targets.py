@@ -468,6 +468,133 @@ def bundle(shop: Workshop) -> Target:
     return read
 
 
+_PARTS_OF_WEIGHTS = ("graph", "llm_config.json", "llm.mnn.weight")
+
+
+@target(st.tuples(st.sampled_from(_PARTS_OF_WEIGHTS), edits, bytes_edits))
+def stored_weights(shop: Workshop) -> Target:
+    """What verification reads of a bundle's weights: graph, embedding's entry, weight file."""
+    from mnnsmith.api import open_bundle, prepare
+    from mnnsmith.conversion.convert import config_files
+    from mnnsmith.conversion.slots import read_vector
+    from mnnsmith.conversion.stream import write_weights
+    from mnnsmith.mnn.graph_json import Weights, graph_json
+    from mnnsmith.sources.checkpoint import read_whole
+    from mnnsmith.verify import stored, stored_weights
+
+    folder = shop.root / "stored"
+    shutil.copytree(shop.bundle, folder)
+    ready = prepare(shop.plain, recipe="w8g32")
+    weights = Weights(ready.plan.records, lambda slot: read_vector(slot, ready.checkpoint))
+    sound = json.loads(json.dumps(graph_json(ready.model.graph, weights)))
+    config = config_files(ready)["llm_config.json"]
+    (folder / "llm.mnn.weight").unlink()
+    write_weights(ready.plan, ready.checkpoint, folder / "llm.mnn.weight", threads=1,
+                  progress=lambda done, total: None)  # fmt: skip
+    data = (folder / "llm.mnn.weight").read_bytes()
+    tiny.write_json(folder / "llm_config.json", config)
+    bundle = open_bundle(folder, whole=False)
+    graphs = [sound]
+    # The converter's part, which runs in a child, is not what is tried here.
+    stored_weights.mnn_to_graph_json = lambda path: graphs[0]  # type: ignore[assignment]
+
+    def check() -> None:
+        found = stored.stored_checkpoint(bundle, ready)
+        for tensor in found.tensors.values():
+            read_whole(tensor)
+
+    check()
+
+    def read(given: Any) -> None:
+        name, changes, bad_bytes = given
+        try:
+            if name == "graph":
+                # As the converter's reader leaves it: a list of operators, of any content.
+                graphs[0] = {**sound, "oplists": mutated(sound["oplists"], changes)}
+            elif name == "llm_config.json":
+                (folder / name).write_bytes(as_json(mutated(config, changes), bad_bytes))
+            else:
+                (folder / name).write_bytes(damaged(data, bad_bytes))
+            check()
+        finally:
+            graphs[0] = sound
+            tiny.write_json(folder / "llm_config.json", config)
+            (folder / "llm.mnn.weight").write_bytes(data)
+
+    return read
+
+
+@target(st.lists(_byte, min_size=1, max_size=4))
+def graph_bytes(shop: Workshop) -> Target:
+    """The places of operators and names in `llm.mnn`, which probes are added to."""
+    from mnnsmith.mnn.net_extension import _offsets, _root, _string, extend_net, tensor_names
+
+    names = b"".join(map(_string, ("ids", "hidden", "logits")))
+    # The root ends at 84; a list of three takes 16 bytes, and the names follow.
+    net = _root(32, {3: 84, 7: 100, 8: 3}) + _offsets(84, [116, 116, 116])
+    places = [116, 116 + len(_string("ids")), 116 + len(_string("ids") + _string("hidden"))]
+    net += _offsets(100, places) + names
+    assert tensor_names(net) == ["ids", "hidden", "logits"]
+
+    def read(changes: Any) -> None:
+        bad = damaged(net, changes)
+        found = tensor_names(bad)
+        assert sum(map(len, found)) <= 16 << 20
+        assert len(extend_net(bad, net, {0: "x"} if found else {})) < 1 << 20
+
+    return read
+
+
+@target(st.tuples(edits, bytes_edits))
+def verification(shop: Workshop) -> Target:
+    """A baseline, or what a report is made of."""
+    from mnnsmith.api import report_page
+    from mnnsmith.verify.results_json import read_verification, to_json
+    from verification_samples import verification as sample
+
+    document = json.loads(to_json(sample("bundle")))
+    path = shop.root / "verification.json"
+
+    def read(given: Any) -> None:
+        changes, bad_bytes = given
+        path.write_bytes(as_json(mutated(document, changes), bad_bytes))
+        report_page([read_verification(path)])
+
+    return read
+
+
+@target(st.tuples(edits, st.lists(_byte, max_size=3)))
+def saved_reference(shop: Workshop) -> Target:
+    import numpy as np
+
+    from mnnsmith.verify.array_file import write_arrays
+    from mnnsmith.verify.saved_reference import SavedReference
+
+    path = shop.root / "reference.npz"
+    ids = np.arange(6, dtype=np.int64)
+    meta = {"format": 1, "name": "x", "model_type": "llama", "files": {"a": "b"},
+            "windows": [{"decisive": True, "values": ["v"]}]}  # fmt: skip
+    arrays = {
+        "head": np.ones((8, 4), np.float16),
+        "ids/0": ids,
+        "hidden/0": np.ones((6, 4), np.float32),
+        "values/0/0": np.ones((6, 3), np.float32),
+    }
+
+    def read(given: Any) -> None:
+        changes, bad_bytes = given
+        text = np.frombuffer(as_json(mutated(meta, changes)), dtype=np.uint8)
+        write_arrays(path, {**arrays, "meta": text})
+        if bad_bytes:
+            path.write_bytes(damaged(path.read_bytes(), bad_bytes))
+        with SavedReference(path) as found:
+            run = found.run(ids[None], ["v"])
+            found.logits(run.hidden[0])
+            found.decisive(ids[None])
+
+    return read
+
+
 _PATHS = st.lists(
     st.sampled_from(("a", "..", "~", "~nobody", "\0", "\ud800", "x" * 300, "/", " ", ".gguf", "é"))
     | st.text(max_size=4),

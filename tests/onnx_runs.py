@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mnnsmith.onnx_runtime import onnx_runtime
+
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 # What stands at padded positions, which must not matter.
 _PAD = 7
@@ -16,12 +18,11 @@ class OnnxModel:
     """One conversation at a time; the cache is kept where the model has one."""
 
     def __init__(self, path: Path) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
+        runtime = onnx_runtime()
+        options = runtime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(
+        self.session = runtime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
         self._caches = [i for i in self.session.get_inputs() if i.name.startswith("past")]

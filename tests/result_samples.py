@@ -50,6 +50,7 @@ def statistical() -> StatisticalFigures:
         perplexity_increase=Interval(0.0384, 0.0306, 0.0463),
         block_kl=(0.03, 0.0324),
         block_loss_increase=(0.036, 0.0394),
+        block_top1=(0.91, 0.914),
         kl_histogram=Histogram((0.0, 0.01, 0.1, 1.0), (900, 1000, 148)),
         sections=(
             SectionFigures("english", 1024, 0.028, 0.92, 15.0, 14.5),

@@ -13,6 +13,7 @@ from mnnsmith.bundle.manifest import VERIFICATION
 from mnnsmith.cli.report import report
 from mnnsmith.errors import BundleError, UsageError
 from mnnsmith.selftest import write_tiny_checkpoint
+from mnnsmith.verify.record import record
 from mnnsmith.verify.results_json import to_json
 from verification_samples import verification
 
@@ -48,6 +49,17 @@ def test_what_it_refuses(bundle: Path, tmp_path: Path) -> None:
         report([tmp_path / "bad.json"], tmp_path / "bad.json")
     with pytest.raises(UsageError, match="is a folder"):
         report([tmp_path / "bad.json"], tmp_path)
+    with pytest.raises(UsageError, match="there is no folder"):
+        report([tmp_path / "bad.json"], tmp_path / "none" / "page.html")
+    verified = _verified(bundle, tmp_path / "verified")
+    (tmp_path / "link").symlink_to(verified / "mnnsmith.json")
+    for target in (verified / "mnnsmith.json", verified / VERIFICATION, tmp_path / "link"):
+        before = target.read_bytes()
+        with pytest.raises(UsageError, match="is to be read"):
+            report([verified], target)
+        assert target.read_bytes() == before
+    for _ in range(2):
+        report([verified], verified / "page.html")
     assert not page.exists()
 
 
@@ -56,6 +68,5 @@ def _verified(bundle: Path, copy: Path) -> Path:
     shutil.copytree(bundle, copy)
     files = {name: digest for name, (digest, _) in open_bundle(copy).manifest.files.items()}
     made = verification("newer")
-    made = replace(made, subject=replace(made.subject, files=files))
-    (copy / VERIFICATION).write_text(to_json(made), encoding="utf-8")
+    record(open_bundle(copy), replace(made, subject=replace(made.subject, files=files)))
     return copy

@@ -22,7 +22,7 @@ from verify_samples import RECIPE, change_mtok, without_merge, write_model
 pytestmark = pytest.mark.engine
 
 PROGRAM = [sys.executable, "-m", "mnnsmith.cli", "verify"]
-FAST = ("--check", "files,template")
+FAST = ("--check", "files, template,")
 
 
 def verify(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -68,6 +68,20 @@ def test_a_good_bundle(made: tuple[Path, Path], bundle: Path, tmp_path: Path) ->
     assert f"passed: files, template (quick on local, {result.date})" in shown.stdout
 
 
+def test_a_name_that_is_no_text(made: tuple[Path, Path], bundle: Path, tmp_path: Path) -> None:
+    renamed = bundle.rename(tmp_path / os.fsdecode(b"b\xffu\nndle"))
+    files = {kind: tmp_path / f"result.{kind}" for kind in ("json", "md", "xml")}
+    found = verify(
+        renamed, "--source", made[0], *FAST, "--json", files["json"], "--markdown", files["md"],
+        "--junit", files["xml"], PYTHONUTF8="0", LC_ALL="C",
+    )  # fmt: skip
+    # The engine itself may not find a folder of such a name; the results must be written.
+    assert found.returncode in (0, 9) and found.stderr.count("wrote") == 3, found.stderr
+    assert read_verification(files["json"]).subject.bundle.endswith("u\nndle")
+    assert "verification" in files["md"].read_text(encoding="utf-8")
+    ElementTree.parse(files["xml"])
+
+
 def test_a_bad_bundle_fails_and_its_files_are_written(
     made: tuple[Path, Path], bundle: Path, tmp_path: Path
 ) -> None:
@@ -104,7 +118,29 @@ def test_a_missed_gate(made: tuple[Path, Path], bundle: Path, tmp_path: Path) ->
         file.write(b"x")
     found = verify(bundle, *arguments)
     assert found.returncode == 9
-    assert "the verification failed: files, baseline." in found.stderr
+    assert "the verification failed: files, baseline checks." in found.stderr
+
+
+def test_what_could_not_run_is_said_loudly(
+    made: tuple[Path, Path], bundle: Path, tmp_path: Path
+) -> None:
+    """Without a reference, three checks are skipped: it passes, and claims no more than it is."""
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda n, p=None: None if n in ('torch', 'onnxruntime') else find(n, p)\n"
+    )
+    page = tmp_path / "result.md"
+    found = verify(bundle, "--source", made[0], "--markdown", page, PYTHONPATH=str(tmp_path))
+    assert found.returncode == 0, found.stderr
+    verdict = "passed, 3 checks skipped: exact, statistical, layers"
+    assert found.stdout.splitlines()[-1] == verdict
+    assert "no full verification" in found.stderr
+    assert page.read_text().splitlines()[0].endswith(verdict)
+    shown = subprocess.run(
+        [*PROGRAM[:-1], "inspect", bundle], capture_output=True, text=True, check=True
+    )
+    assert "ranges; skipped: exact, statistical, layers (quick" in shown.stdout, shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -114,6 +150,8 @@ def test_a_missed_gate(made: tuple[Path, Path], bundle: Path, tmp_path: Path) ->
         (["--text", "/no/such"], 2, "/no/such"),
         (["--json", "/no/such/folder/x.json"], 2, "there is no folder"),
         (["--markdown", "/"], 2, "is a folder"),
+        (["--json", ""], 2, "is empty"),
+        (["--json", "/tmp/no-such", "--junit", "/tmp/../tmp/no-such"], 2, "is given twice"),
         (["--min-top1", "95"], 2, "--min-top1"),
         (["--max-kl", "nan"], 2, "--max-kl"),
         (["--baseline", "/no/such.json"], 2, "cannot be read"),
@@ -142,6 +180,14 @@ def test_a_hostile_baseline(made: tuple[Path, Path], tmp_path: Path, text: str, 
     found = verify(made[1], *FAST, "--baseline", tmp_path / "old.json")
     assert (found.returncode, found.stdout) == (2, "")
     assert words in found.stderr and "\x1b" not in found.stderr
+
+
+@pytest.mark.parametrize("name", ["mnnsmith.json", "llm.mnn.weight"])
+def test_a_result_does_not_replace_a_file_of_the_bundle(bundle: Path, name: str) -> None:
+    before = (bundle / name).read_bytes()
+    found = verify(bundle, *FAST, "--json", bundle / name)
+    assert (found.returncode, found.stdout) == (2, "") and "file of the bundle" in found.stderr
+    assert (bundle / name).read_bytes() == before
 
 
 def test_an_interrupt_leaves_nothing_behind(

@@ -14,6 +14,7 @@ import pytest
 from mnnsmith.errors import MissingResourceError, SourceError, UsageError
 from mnnsmith.files import (
     is_file,
+    output_file,
     parse_json,
     pread_exact,
     read_json_object,
@@ -147,3 +148,24 @@ def test_what_is_no_regular_file_is_written_to_not_replaced(tmp_path: Path) -> N
         replace_text(tmp_path, "a folder")
     with pytest.raises(MissingResourceError, match="cannot be written"):
         replace_text(tmp_path / "none" / "x", "text")
+
+
+def test_where_a_file_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "behind")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("new", "link", "größe\n x", "pipe"):
+        assert output_file(tmp_path / name) == tmp_path / name
+    (tmp_path / "away").symlink_to(tmp_path / "none" / "x")
+    wrong = {
+        "": "is empty", str(tmp_path): "is a folder", str(tmp_path / "no" / "x"): "no folder",
+        str(tmp_path / "away"): "no folder", str(tmp_path / "pipe"): "no regular file",
+        str(tmp_path / ("x" * 300)): "cannot be used", "a\0b": "cannot be used",
+        "/proc/x": "cannot be written",
+    }  # fmt: skip
+    if os.geteuid() == 0:
+        # Nothing stops this user beforehand.
+        del wrong["/proc/x"]
+    for path, words in wrong.items():
+        with pytest.raises(UsageError, match=words):
+            output_file(path, regular=True)
+    assert sorted(os.listdir(tmp_path)) == ["away", "link", "pipe"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from mnnsmith.api import Engine
 from mnnsmith.errors import EngineError, MnnsmithError, TemplateError
 from tiny_bundle import TinyLlama
 
-# 12 targets: 300 inputs in every run, 12,000 in the slow one.
+# Of each target.
 QUICK, MANY = 25, 1000
 
 
@@ -92,6 +93,36 @@ def test_the_engine_refuses_hostile_bundles(
         assert time.monotonic() - start < 20
 
     check()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_verification_survives_damaged_graphs(tmp_path: Path) -> None:
+    """A graph that the engine's converter still reads, or not: findings or an error of ours."""
+    from mnnsmith.api import convert
+    from mnnsmith.verify.weights import check_weights
+    from verify_samples import RECIPE, context, write_model
+
+    write_model(tmp_path / "model")
+    folder = convert(tmp_path / "model", tmp_path / "bundle", recipe=RECIPE).path
+    sound = (folder / "llm.mnn").read_bytes()
+    chosen = random.Random(7)
+    kinds = ("flip", "flip", "flip", "cut", "insert")
+    for _ in range(250):
+        changes = [
+            (chosen.randrange(len(sound)), chosen.choice((0, 1, 127, 128, 255)),
+             chosen.choice(kinds))
+            for _ in range(chosen.choice((1, 1, 2, 4)))
+        ]  # fmt: skip
+        (folder / "llm.mnn").write_bytes(fuzz_targets.damaged(sound, changes))
+        start = time.monotonic()
+        try:
+            check_weights(context(folder, tmp_path / "model"))
+        except MnnsmithError as error:
+            assert str(error).strip()
+        assert time.monotonic() - start < 20, changes
+    (folder / "llm.mnn").write_bytes(sound)
+    assert not check_weights(context(folder, tmp_path / "model")).findings
 
 
 TEMPLATE_PARTS = (

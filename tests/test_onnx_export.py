@@ -170,6 +170,11 @@ def test_existing_files_are_replaced_on_demand_only(folder: Path, tmp_path: Path
     OnnxModel(half.path).start([IDS])
     with pytest.raises(UsageError, match="is a folder"):
         export_onnx(folder, tmp_path, force=True)
+    # A stand-in for a device such as /dev/null, which must stay what it is.
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no regular file"):
+        export_onnx(folder, tmp_path / "pipe", force=True)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_places_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:

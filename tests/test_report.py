@@ -30,6 +30,8 @@ def test_one_bundle() -> None:
     page = report_page([found])
     shown = texts(page)
     assert "Verification of smol-w4 failed" in shown
+    assert "failed, 1 check skipped: template" in shown
+    assert "1 of 3, for 32 tokens; the others leave at token 17, 29" in shown
     assert "layer7/attention/mix" in shown
     for check in found.checks:
         assert check.summary in shown

@@ -30,7 +30,7 @@ from mnnsmith.verify.results import (
     TextFigures,
     Verification,
 )
-from mnnsmith.verify.results_json import read_verification, to_json
+from mnnsmith.verify.results_json import parse_verification, to_json
 from result_samples import statistical
 from text_samples import template_source
 from tiny_checkpoint import write_checkpoint
@@ -66,9 +66,6 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stub]:
     """Checks that find nothing, in place of those that take time."""
     made: dict[str, Stub] = dict.fromkeys(CHECKS, lambda context: Outcome("fine", None))
     monkeypatch.setattr(verify_module, "_CHECKS", made)
-    monkeypatch.setattr(
-        verify_module, "check_layers", lambda context, *, bisect: Outcome(f"bisect {bisect}", None)
-    )
     return made
 
 
@@ -88,7 +85,7 @@ def test_the_whole_without_a_reference(made: tuple[Path, Path], bundle: Path) ->
     assert (subject.model_type, subject.recipe, subject.source_revision) == ("llama", RECIPE, None)
     assert subject.settings["memory"] == "low"
     assert set(subject.files) == set(api.open_bundle(bundle).manifest.files)
-    assert read_verification(to_json(found)) == found
+    assert parse_verification(to_json(found), "it") == found
 
 
 def test_the_order_is_fixed_and_options_reach_the_checks(
@@ -96,6 +93,7 @@ def test_the_order_is_fixed_and_options_reach_the_checks(
 ) -> None:
     given: list[Context] = []
     stubs["exact"] = lambda context: given.append(context) or Outcome("", None)
+    stubs["layers"] = lambda context: Outcome(f"bisect {context.bisect}", None)
     found = api.verify(
         bundle, made[0], checks=tuple(reversed(CHECKS)), level="full", bisect=True, threads=1
     )
@@ -168,6 +166,8 @@ def test_nothing_to_compare_with(
     monkeypatch.setattr(references, "installed_program", lambda: None)
     found = api.verify(bundle, made[0])
     assert found.passed
+    assert found.verdict == "passed, 3 checks skipped: exact, statistical, layers"
+    assert manifest(bundle)["verification"]["skipped"] == ["exact", "statistical", "layers"]
     skipped = {check.name: check.summary for check in found.checks if check.status == "skipped"}
     assert set(skipped) == {"exact", "statistical", "layers"}
     assert all('pip install "mnnsmith[reference]"' in text for text in skipped.values())
@@ -235,17 +235,50 @@ def test_no_such_reference(made: tuple[Path, Path], reference: str) -> None:
         ({"device": "moon"}, "moon"),
         ({"checks": FAST, "thresholds": Thresholds(max_kl=1.0)}, "need the statistical check"),
         ({"checks": FAST, "save_reference": "x"}, "need the statistical check"),
+        ({"checks": FAST, "bisect": True}, "--bisect is of no use to files, template"),
+        ({"checks": FAST, "texts": (__file__,)}, "--text is of no use to files, template"),
+        ({"checks": FAST, "reference": "onnx"}, "--reference is of no use to files, template"),
+        ({"source": None, "revision": "main"}, "none is given"),
+        ({"source": None, "offline": True}, "none is given"),
+        ({"threads": 0}, "threads must be from 1 to 1024"),
+        ({"threads": 10**20}, "threads must be from 1 to 1024"),
+        ({"save_reference": ""}, "is empty"),
+        ({"save_reference": "/no/such/run.npz"}, "there is no folder"),
+        ({"save_reference": "/"}, "is a folder"),
     ],
 )
 def test_wrong_options_are_told_before_the_work(
     made: tuple[Path, Path], stubs: dict[str, Stub], options: dict[str, Any], words: str
 ) -> None:
-    def never(context: Context) -> Outcome[Any]:
-        raise AssertionError
-
-    stubs.update(dict.fromkeys(CHECKS, never))
+    stubs.update(dict.fromkeys(CHECKS, _never))
     with pytest.raises(UsageError, match=words):
-        api.verify(made[1], made[0], **options)
+        api.verify(made[1], **{"source": made[0], **options})
+
+
+@pytest.mark.parametrize("name", ["transformers", "onnx"])
+def test_a_program_that_is_not_installed_is_told_before_the_work(
+    made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(references.importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(MissingResourceError, match=f"{name} is not installed"):
+        api.verify(made[1], made[0], checks=FAST, reference=name)
+
+
+@pytest.mark.parametrize("name", ["model/model.safetensors", "model/config.json", "bundle/llm.mnn"])
+def test_a_reference_does_not_replace_what_is_read(
+    made: tuple[Path, Path], tmp_path: Path, name: str
+) -> None:
+    for folder in made:
+        shutil.copytree(folder, tmp_path / folder.name)
+    # However the place is called.
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(UsageError, match="is to be read"):
+        api.verify(
+            tmp_path / "bundle", tmp_path / "model", save_reference=tmp_path / "link",
+            reference="onnx",
+        )  # fmt: skip
+    assert (tmp_path / name).read_bytes() == before
 
 
 # --- the original --------------------------------------------------------------------------------
@@ -283,6 +316,16 @@ def test_what_is_damaged_is_a_finding_of_files(made: tuple[Path, Path], bundle: 
         api.verify(bundle, made[0], checks=("template",))
 
 
+def test_a_bundle_that_knows_no_files_takes_no_original(
+    made: tuple[Path, Path], bundle: Path
+) -> None:
+    change_json(bundle / "mnnsmith.json", lambda m: m["source"].pop("files"))
+    with pytest.raises(UsageError, match="does not say which files") as caught:
+        api.verify(bundle, made[0], checks=FAST)
+    assert caught.value.hint is not None
+    assert api.verify(bundle, checks=FAST).passed
+
+
 def test_a_recipe_that_this_version_cannot_read(made: tuple[Path, Path], bundle: Path) -> None:
     change_json(bundle / "mnnsmith.json", lambda m: m["recipe"].update(default="w3g7"))
     with pytest.raises(UsageError, match="w3g7"):
@@ -317,6 +360,80 @@ def test_fewer_checks_do_not_replace_more(made: tuple[Path, Path], bundle: Path)
     found = api.verify(bundle, made[0], checks=["files"])
     assert "made more checks" in found.checks[0].findings[-1].message
     assert manifest(bundle) == before
+
+
+def test_a_failure_is_recorded_whatever_was_before(
+    made: tuple[Path, Path], bundle: Path, stubs: dict[str, Stub]
+) -> None:
+    assert api.verify(bundle, made[0]).passed
+    wrong = (Finding("error", "a", "b"),)
+    stubs["exact"] = lambda context: Outcome("wrong", None, wrong)
+    found = api.verify(bundle, made[0], checks=["exact"])
+    assert manifest(bundle)["verification"]["passed"] is False
+    assert recorded_verification(api.open_bundle(bundle)) == found
+
+
+def test_skipped_checks_were_not_made(
+    made: tuple[Path, Path], bundle: Path, stubs: dict[str, Stub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.verify(bundle, made[0])
+    before = manifest(bundle)
+    monkeypatch.setattr(references, "installed_program", lambda: None)
+    found = api.verify(bundle, made[0])
+    assert "made more checks (exact, layers, stat" in found.checks[0].findings[-1].message
+    assert manifest(bundle) == before
+
+
+def test_a_bundle_that_was_replaced_meanwhile_is_not_noted_in(
+    made: tuple[Path, Path], bundle: Path, stubs: dict[str, Stub]
+) -> None:
+    def replaced(context: Context) -> Outcome[Any]:
+        api.convert(made[0], bundle, recipe="fp16", force=True)
+        return Outcome("fine", None)
+
+    stubs["ranges"] = replaced
+    found = api.verify(bundle, made[0])
+    assert "replaced during the verification" in found.checks[0].findings[-1].message
+    assert "verification" not in manifest(bundle)
+    assert "verification.json" not in os.listdir(bundle)
+
+
+def test_two_runs_that_wrote_at_once_are_told_apart(
+    made: tuple[Path, Path], bundle: Path, tmp_path: Path
+) -> None:
+    api.verify(bundle, made[0], checks=FAST)
+    result = (bundle / "verification.json").read_bytes()
+    api.verify(bundle, made[0], checks=FAST, level="full")
+    (bundle / "verification.json").write_bytes(result)
+    with pytest.raises(UsageError, match=r"is not the result that mnnsmith\.json notes"):
+        recorded_verification(api.open_bundle(bundle))
+
+
+def test_a_users_text_does_not_go_with_the_bundle(
+    made: tuple[Path, Path], bundle: Path, stubs: dict[str, Stub], tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a secret word")
+    told = (
+        Finding("error", "tokenizer.json", "1 text is not as its: 'secret': ids [1]", "hint"),
+        Finding("note", "a", "nothing quoted"),
+    )
+    score = replace(statistical().sample[0], text="secret")
+    figures = replace(statistical(), sample=(score,))
+    stubs["tokens"] = lambda context: Outcome("1 differs", None, told)
+    stubs["statistical"] = lambda context: Outcome("measured", figures)
+    found = api.verify(bundle, made[0], texts=[text])
+    assert "secret" in to_json(found)
+    for name in ("verification.json", "mnnsmith.json"):
+        assert "secret" not in (bundle / name).read_text()
+    kept = recorded_verification(api.open_bundle(bundle))
+    assert kept.figures.statistical == replace(figures, sample=())
+    findings = next(check for check in kept.checks if check.name == "tokens").findings
+    assert findings[0].message.startswith("1 text is not as its (examples are left out")
+    assert findings[1] == told[1]
+    # The shipped text is no secret.
+    api.verify(bundle, made[0])
+    assert recorded_verification(api.open_bundle(bundle)).figures.statistical == figures
 
 
 def test_a_record_of_other_files_is_refused(made: tuple[Path, Path], bundle: Path) -> None:
@@ -371,5 +488,35 @@ def test_gates_decide_with_the_checks(
         kl=replace(statistical().kl, mean=0.0015, low=0.001, high=0.002),
     )
     old = replace(good, figures=replace(good.figures, statistical=better))
-    assert any(g.name == "baseline" for g in run(Thresholds(), old).gates)
+    assert any(g.name == "baseline KL" for g in run(Thresholds(), old).gates)
     assert run(Thresholds(), good).passed
+
+
+def test_what_a_baseline_needs_is_known_before_the_work(
+    made: tuple[Path, Path], bundle: Path, stubs: dict[str, Stub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubs["statistical"] = lambda context: Outcome("measured", statistical())
+    old = api.verify(bundle, made[0])
+    for name in CHECKS:
+        stubs[name] = _never
+    with pytest.raises(UsageError, match="a baseline with figures"):
+        api.verify(bundle, made[0], checks=("files", "exact"), baseline=old)
+    monkeypatch.setattr(references, "installed_program", lambda: None)
+    with pytest.raises(MissingResourceError, match="statistical"):
+        api.verify(bundle, made[0], baseline=old)
+
+
+def test_another_reference_than_the_baselines_gives_a_result(
+    made: tuple[Path, Path], bundle: Path, stubs: dict[str, Stub]
+) -> None:
+    stubs["statistical"] = lambda context: Outcome("measured", statistical())
+    old = api.verify(bundle, made[0])
+    other = replace(statistical(), reference_perplexity=19.0)
+    stubs["statistical"] = lambda context: Outcome("measured", other)
+    found = api.verify(bundle, made[0], baseline=old)
+    assert not found.passed and found.figures.statistical == other
+    assert [g.name for g in found.gates if not g.passed] == ["baseline original"]
+
+
+def _never(context: Context) -> Outcome[Any]:
+    raise AssertionError

@@ -14,12 +14,15 @@ from result_samples import HOSTILE, verification
 def test_markdown_has_verdict_checks_figures_gates_and_findings() -> None:
     text = markdown.render(verification())
     lines = text.splitlines()
-    assert lines[0] == "## ❌ smollm2: verification failed"
+    assert lines[0] == "## ❌ smollm2: verification failed, 1 check skipped: layers"
     assert "llama, recipe w4g32-head8, against smol-hf; level quick, device local, 42 s." in lines
     assert "| tokens | ❌ | 3 of 12425 texts differ | 4.2 |" in lines
     assert "| layers | ➖ | not asked for | 0.0 |" in lines
     assert "| min-top1 | ❌ | 0.95 | 0.912 (0.899 to 0.925) |" in lines
     assert "| KL, nats | 0.0312 | 0.0287 to 0.0337 |" in lines
+    assert (
+        "| same greedy answers | 1 of 2, for 32 tokens; the other leaves at token 17 |  |" in lines
+    )
     assert "| perplexity increase | 3.84 % | 3.06 % to 4.63 % |" in lines
     assert "| code \\| c | 1024 | 0.034 | 90.0 % | 23 | 22 |" in lines
     assert "| mlp | w4g32 | 1 | 0.5 | 0.08 |" in lines
@@ -59,7 +62,9 @@ def test_junit_is_valid_and_has_a_case_for_each_check_and_gate() -> None:
     suite = ElementTree.fromstring(text.encode())[0]
     counts = {name: suite.get(name) for name in ("tests", "failures", "skipped", "errors")}
     assert counts == {"tests": "5", "failures": "2", "skipped": "1", "errors": "0"}
-    cases = {case.get("name"): case for case in suite}
+    verdict = suite.find("properties/property")
+    assert verdict is not None and verdict.get("value") == "failed, 1 check skipped: layers"
+    cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert list(cases) == ["files", "tokens", "layers", "max-kl", "min-top1"]
     failure = cases["tokens"].find("failure")
     assert failure is not None and failure.get("message") == "3 of 12425 texts differ"

@@ -27,16 +27,18 @@ from peaky import CASES, MIXTURES, make_checkpoint
 pytestmark = [pytest.mark.engine, pytest.mark.reference]
 
 
-def context(bundle: Path, original: Prepared, *, stored: bool = True) -> Context:
+def context(
+    bundle: Path, original: Prepared, *, stored: bool = True, bisect: bool = False
+) -> Context:
     opened = open_bundle(bundle, whole=False)
 
-    def open_reference(weights: Weights) -> Reference:
+    def open_reference(weights: Weights, *, computes: bool = False) -> Reference:
         checkpoint = original.checkpoint
         if stored and weights == "stored":
             checkpoint = stored_checkpoint(opened, original)
         return open_transformers(checkpoint, original.model, threads=1)
 
-    return Context(opened, original, "quick", Engine, open_reference, threads=1)
+    return Context(opened, original, "quick", Engine, open_reference, threads=1, bisect=bisect)
 
 
 SOUND = ("llama-bias", "qwen3", "gemma3_text", "phi3", "deepseek_v3", "qwen2_moe")
@@ -54,7 +56,7 @@ def test_sound_bundles_keep_the_bound_with_margin(name: str, tmp_path: Path) -> 
     recipe = "w4g32-head8-fit"
     convert(tmp_path / "model", tmp_path / "bundle", recipe=recipe)
     original = prepare(tmp_path / "model", recipe=recipe)
-    outcome = check_layers(context(tmp_path / "bundle", original), bisect=True)
+    outcome = check_layers(context(tmp_path / "bundle", original, bisect=True))
     figures = outcome.figures
     assert not outcome.findings and figures.first is None and not figures.bisected
     assert len(figures.exact) == len(figures.shipped) == 3 * original.model.layers
@@ -190,9 +192,10 @@ def test_with_a_reference_of_every_value_each_operator_is_compared(tmp_path: Pat
         right = prepare(tmp_path / "model", recipe=recipe)
         given = Context(
             open_bundle(tmp_path / "bundle"), original, "quick", Engine,
-            lambda _, r=right: open_onnx(r.checkpoint, r.model, threads=1), threads=1,
+            lambda _, r=right, **__: open_onnx(r.checkpoint, r.model, threads=1), threads=1,
+            bisect=True,
         )  # fmt: skip
-        outcome = check_layers(given, bisect=True)
+        outcome = check_layers(given)
         bad = [v.name for v in outcome.figures.bisected if v.error > allowed_error(0)]
         if inside is None:
             assert not outcome.findings and not bad
@@ -213,8 +216,8 @@ def test_a_fault_is_placed(name: str, tmp_path: Path) -> None:
         fault.after(tmp_path / "bundle")
     original = prepare(tmp_path / "model", recipe="fp16")
     # The weights are right as far as the check knows: it is to find what it was not told.
-    given = context(tmp_path / "bundle", original, stored=False)
-    outcome = check_layers(given, bisect=True)
+    given = context(tmp_path / "bundle", original, stored=False, bisect=True)
+    outcome = check_layers(given)
     figures, finding = outcome.figures, outcome.findings[0]
     assert figures.first == fault.first
     bad = [v.name for v in figures.bisected if v.allowed is None or v.error > v.allowed]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mnnsmith.errors import UsageError
 from mnnsmith.verify.results import Check, Figures, Interval, Verification
-from mnnsmith.verify.results_json import non_finite, read_verification, to_json
+from mnnsmith.verify.results_json import non_finite, parse_verification, read_verification, to_json
 from result_samples import statistical, verification
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -24,10 +24,10 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 def test_a_whole_result_comes_back(tmp_path: Path) -> None:
     found = verification()
     text = to_json(found)
-    assert read_verification(text) == found
+    assert parse_verification(text, "it") == found
     path = tmp_path / "result.json"
     path.write_text(text, encoding="utf-8")
-    assert read_verification(path) == found
+    assert read_verification(path) == read_verification(str(path)) == found
     data = json.loads(text)
     assert (data["passed"], data["format"]) == (False, 1)
     assert data["figures"]["statistical"]["greedy"] == [None, 17]
@@ -40,7 +40,7 @@ def test_any_result_comes_back(data: st.DataObject) -> None:
     st.register_type_strategy(str, st.text(max_size=9))
     found = data.draw(st.from_type(Verification))
     found = replace(found, format=1)
-    assert read_verification(to_json(found)) == found
+    assert parse_verification(to_json(found), "it") == found
 
 
 def test_no_number_that_json_cannot_hold_is_written() -> None:
@@ -57,7 +57,7 @@ def test_no_number_that_json_cannot_hold_is_written() -> None:
 
 def test_half_a_surrogate_pair_does_not_stop_the_writer() -> None:
     odd = verification(checks=(Check("files", "passed", "größe\udcff", 1.0),))
-    assert read_verification(to_json(odd)).checks[0].summary.startswith("größe\ufffd")
+    assert parse_verification(to_json(odd), "it").checks[0].summary.startswith("größe\ufffd")
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -92,7 +92,7 @@ def test_what_is_wrong_is_named_by_its_place(change: Change, words: str) -> None
     data = json.loads(to_json(verification()))
     change(data)
     with pytest.raises(UsageError, match=words) as caught:
-        read_verification(json.dumps(data), "old.json")
+        parse_verification(json.dumps(data), "old.json")
     assert caught.value.message.startswith("old.json: ")
     assert caught.value.hint is not None
 
@@ -103,14 +103,14 @@ def test_what_is_wrong_is_named_by_its_place(change: Change, words: str) -> None
 )
 def test_what_is_no_result_at_all(text: str) -> None:
     with pytest.raises(UsageError, match=r"^old\.json"):
-        read_verification(text, "old.json")
+        parse_verification(text, "old.json")
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none(value: str) -> None:
     text = to_json(verification()).replace('"seconds": 42.5', f'"seconds": {value}')
     with pytest.raises(UsageError, match="seconds must be a finite number"):
-        read_verification(text)
+        parse_verification(text, "old.json")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

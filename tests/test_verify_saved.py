@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -36,7 +37,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
     ready = make(folder / "source")
     with open_transformers(ready.checkpoint, ready.model, threads=1) as reference:
         runs = [reference.run(IDS, [VALUE])]
-        save_reference(folder / "run.npz", reference, runs, ready, text_sha256="ab")
+        save_reference(folder / "run.npz", reference, runs, ready)
     return folder / "run.npz", ready
 
 
@@ -48,9 +49,9 @@ def test_answers_as_the_reference_does(tmp_path: Path, dtype: str) -> None:
         expected = record.run(IDS, [value])
         logits = record.logits(expected.hidden[0])
         decisive = record.decisive(IDS)
-        save_reference(tmp_path / "run.npz", record, record.runs, ready, text_sha256="ab")
+        save_reference(tmp_path / "run.npz", record, record.runs, ready)
     with SavedReference(tmp_path / "run.npz") as found:
-        assert found.name == f"{record.name}, saved" and found.text_sha256 == "ab"
+        assert found.name == f"{record.name}, saved"
         assert set(found.available()) == {value}
         found.check_original(ready)
         order = [2, 0]
@@ -166,7 +167,7 @@ def test_hostile_members_are_refused(saved: tuple[Path, Prepared], tmp_path: Pat
         {"meta": npy(np.frombuffer(b"[" * 5000, np.uint8))},
         {"meta": npy(np.frombuffer(b'{"format": 2}', np.uint8))},
         {"meta": npy(np.frombuffer(json.dumps({
-            "format": 1, "name": "x", "files": {}, "text_sha256": None,
+            "format": 1, "name": "x", "files": {},
             "windows": [{"decisive": 1, "values": []}]}).encode(), np.uint8))},
     ]  # fmt: skip
     for members in cases:
@@ -179,12 +180,32 @@ def test_hostile_members_are_refused(saved: tuple[Path, Prepared], tmp_path: Pat
         SavedReference(target)
 
 
-def test_a_folder_that_cannot_be_written(saved: tuple[Path, Prepared], tmp_path: Path) -> None:
+def test_places_where_nothing_can_be_saved(
+    saved: tuple[Path, Prepared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, ready = saved
     with SavedReference(path) as found:
         runs = [found.run(IDS)]
-        with pytest.raises(MissingResourceError, match="cannot be written"):
+        with pytest.raises(UsageError, match="there is no folder"):
             save_reference(tmp_path / "none" / "run.npz", found, runs, ready)
         with pytest.raises(UsageError, match="no reference run"):
             save_reference(tmp_path / "run.npz", found, [], ready)
-    assert os.listdir(tmp_path) == []
+
+        def full(fd: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch, pytest.raises(MissingResourceError, match="No space"):
+            patch.setattr(os, "fsync", full)
+            save_reference(tmp_path / "run.npz", found, runs, ready)
+        assert os.listdir(tmp_path) == []
+        # A stand-in for a device such as /dev/null, which must stay what it is.
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(UsageError, match="no regular file"):
+            save_reference(tmp_path / "pipe", found, runs, ready)
+        assert (tmp_path / "pipe").is_fifo()
+        (tmp_path / "link").symlink_to("behind")
+        name = "x" * 250
+        for place in ("link", name):
+            save_reference(tmp_path / place, found, runs, ready)
+        assert (tmp_path / "link").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["behind", "link", "pipe", name]

@@ -12,12 +12,22 @@ import pytest
 
 import tokenizer_samples
 from mnnsmith.conversion.convert import convert
-from mnnsmith.errors import BundleError, UsageError
+from mnnsmith.errors import BundleError, UnsupportedError, UsageError
 from mnnsmith.verify.results import Finding, Outcome, TextFigures
+from mnnsmith.verify.template import check_template
 from mnnsmith.verify.token_files import compare_files, truth
 from mnnsmith.verify.tokens import check_tokens
+from mnnsmith.verify.torch_model import load_tokenizer
 from text_samples import byte_level_json, template_source
-from verify_samples import RECIPE, change_json, change_mtok, context, without_merge, write_model
+from verify_samples import (
+    RECIPE,
+    bring_code,
+    change_json,
+    change_mtok,
+    context,
+    without_merge,
+    write_model,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -176,3 +186,25 @@ def test_no_family_of_tokenizers_is_blamed_for_the_engines_limits(
     found = check_tokens(context(bundle, tmp_path / "model", "full"))
     assert errors(found) == []
     assert found.figures.texts > 12_000 and found.figures.different == 0
+
+
+@pytest.mark.reference
+def test_code_of_a_checkpoint_is_not_run_and_nothing_is_asked(
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(made[0], tmp_path / "model"))
+    mark = bring_code(model, {"AutoTokenizer": [None, "own.Own"]})
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "y")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    for check in (check_tokens, check_template):
+        found = check(context(made[1], model))
+        assert errors(found) == []
+        told = [finding.message for finding in found.findings if finding.severity == "note"]
+        assert any("code of the checkpoint, which is not run" in text for text in told)
+    bring_code(model, ["own.Own", None])
+    with pytest.raises(UnsupportedError, match="not run"):
+        load_tokenizer(model)
+    bring_code(model, {"AutoModel": "own.Own"})
+    assert load_tokenizer(model).get_vocab()
+    assert asked == [] and not mark.exists()

@@ -14,9 +14,15 @@ import pytest
 from mnnsmith.api import convert, open_bundle, prepare
 from mnnsmith.conversion.plan import MatrixTask
 from mnnsmith.conversion.prepare import Prepared
-from mnnsmith.mnn.weight_records import VectorRecord
+from mnnsmith.conversion.slots import matrix_rows
+from mnnsmith.graph.weights import VectorSlot
+from mnnsmith.mnn.weight_records import BlockEncoding, VectorRecord, pack_codes, pack_scales
+from mnnsmith.quant.round_to_nearest import round_to_nearest
+from mnnsmith.sources.checkpoint import read_whole
+from mnnsmith.verify import stored_weights
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.results import Finding, Outcome, WeightFigures
+from mnnsmith.verify.stored import stored_checkpoint
 from mnnsmith.verify.weights import check_weights
 from peaky import CASES, MIXTURES, make_checkpoint
 from test_keep_exact import SCHEMES
@@ -153,6 +159,40 @@ def test_one_value_two_steps_off(sound: tuple[Path, Prepared]) -> None:
     assert "1 of 192 rows" in finding.message and "the first is row 7" in finding.message
 
 
+@pytest.mark.parametrize("recipe", ["w4g32", "w4g32-sym", "w8g32-scale32"])
+def test_a_scale_wider_than_the_row_needs(recipe: str, tmp_path: Path) -> None:
+    """Every weight is within half of a step, but the steps are those of fewer bits."""
+    make_checkpoint(CASES["llama"], tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "bundle", recipe=recipe)
+    ready = prepare(tmp_path / "source", recipe=recipe)
+    task = task_of(ready, "layer1/mlp/up")
+    record, encoding = task.record, task.record.encoding
+    assert isinstance(encoding, BlockEncoding)
+    weights = matrix_rows(task.slot, task.tensor, 0, record.rows)
+    # Weights five times as large as they are at the ends of each block give scales as much wider.
+    stretched = 5 * weights
+    wide = round_to_nearest(
+        stretched.copy(), bits=encoding.bits, block=encoding.block, symmetric=encoding.symmetric,
+        scale_bits=encoding.scale_bits,
+    )  # fmt: skip
+    half = 1 << (encoding.bits - 1)
+    blocks = weights.reshape(record.rows, -1, encoding.block)
+    zero = 0 if wide.zero is None else wide.zero[..., None]
+    codes = np.rint((blocks - zero) / wide.scale[..., None]) + half
+    codes = codes.clip(0, 2 * half - 1).astype(np.uint8).reshape(weights.shape)
+    for offset, data in (
+        (record.codes_offset, pack_codes(codes, encoding.bits)),
+        (record.scales_offset, pack_scales(wide.scale, wide.zero, encoding.scale_bits)),
+    ):
+        raw = np.frombuffer(data.tobytes(), np.uint8)
+        patch(tmp_path / "bundle", offset, lambda _, raw=raw: raw, raw.size)
+    (finding,) = errors(checked(tmp_path / "bundle", ready))
+    assert finding.where == "layer1/mlp/up" and "192 of 192 rows" in finding.message
+    assert "times what the row needs" in finding.message
+    times = float(finding.message.split(" is ")[-1].split()[0])
+    assert 4.99 < times < 5.01
+
+
 def test_a_scale_that_is_no_number(sound: tuple[Path, Prepared]) -> None:
     bundle, ready = sound
     patch(bundle, task_of(ready, "layer0/mlp/up").record.scales_offset, lambda d: d * 0 + 255, 4)
@@ -256,3 +296,39 @@ def test_a_layer_at_too_few_bits(tmp_path: Path) -> None:
     outcome = checked(tmp_path / "bundle", prepare(tmp_path / "source", recipe="w4g32"))
     assert not errors(outcome)
     assert any(finding.severity == "warning" for finding in outcome.findings)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 65504.0])
+def test_scales_that_are_no_numbers(sound: tuple[Path, Prepared], scale: float) -> None:
+    """They are found, and numpy has nothing to warn of (warnings are errors here)."""
+    bundle, ready = sound
+    task = ready.plan.matrices[1]
+    value = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    patch(bundle, task.record.scales_offset + 2, lambda _: value, 2)
+    (finding,) = errors(checked(bundle, ready))
+    assert finding.where == task.name and "1 of" in finding.message
+
+
+@pytest.mark.parametrize("word", [b"\x00\x00\xc0\x7f", b"\x01\x00\x80\x7f", b"\x00\x00\x80\xff"])
+def test_gains_that_are_no_numbers(sound: tuple[Path, Prepared], word: bytes) -> None:
+    bundle, ready = sound
+    task = next(task for task in ready.plan.vectors if isinstance(task.slot, VectorSlot))
+    assert isinstance(task.slot, VectorSlot)
+    patch(bundle, task.record.offset, lambda _: np.frombuffer(word, np.uint8), 4)
+    (finding,) = errors(checked(bundle, ready))
+    assert task.slot.tensor in finding.message and "1 of" in finding.message
+    stored = stored_checkpoint(open_bundle(bundle, whole=False), ready)
+    assert not np.isfinite(read_whole(stored.tensors[task.slot.tensor])).all()
+
+
+def test_a_bias_that_the_model_does_not_have(
+    sound: tuple[Path, Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, ready = sound
+    graph = stored_weights.mnn_to_graph_json(bundle / "llm.mnn")
+    task = ready.plan.matrices[1]
+    (operator,) = (op for op in graph["oplists"] if op["name"] == task.name)
+    operator["main"]["external"][3] = 4 * task.slot.rows
+    monkeypatch.setattr(stored_weights, "mnn_to_graph_json", lambda path: graph)
+    (finding,) = errors(checked(bundle, ready))
+    assert finding.where == task.name and "one is stored where the bias is None" in finding.message

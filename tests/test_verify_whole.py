@@ -52,12 +52,36 @@ def test_a_right_bundle_passes_every_check_and_saves_its_reference(
     assert found.reference_perplexity == pytest.approx(before.reference_perplexity, rel=1e-6)
     # Four bits are worse than eight, beyond noise.
     assert found.kl.low > before.kl.high
-    assert [g.passed for g in second.gates if "KL" in g.limit] == [False]
+    gates = {gate.name: gate for gate in second.gates}
+    assert not gates["baseline KL"].passed
+    assert gates["baseline checks"].found == "exact is skipped, layers is skipped"
     with pytest.raises(UsageError, match="another model"):
         api.verify(
             other, model, reference=saved,
             baseline=replace(first, subject=replace(first.subject, model_type="qwen2")),
         )  # fmt: skip
+
+
+def test_a_saved_reference_of_the_text_alone_serves_all_checks(
+    made: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The layers' values are in no file: they are computed."""
+    model, bundle = made
+    saved = tmp_path / "model.ref"
+    api.verify(bundle, model, checks=["statistical"], save_reference=saved, threads=1)
+    seen: dict[str, tuple[int, int]] = {}
+    found = api.verify(
+        bundle, model, reference=saved, checks=("weights", "statistical", "layers"), threads=1,
+        progress=lambda name, done, total: seen.update({name: (done, total)}),
+    )  # fmt: skip
+    assert failures(found) == []
+    assert found.figures.layers is not None and found.figures.layers.shipped
+    assert found.figures.statistical.reference.endswith("saved")
+    assert found.figures.weights is not None
+    # In units that move: windows and matrices.
+    assert all(done == total for done, total in seen.values())
+    assert seen["weights"][1] == len(found.figures.weights.matrices)
+    assert seen["statistical"][1] > 8
 
 
 def test_onnx_runtime_tells_the_same(made: tuple[Path, Path], tmp_path: Path) -> None:

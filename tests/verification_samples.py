@@ -142,6 +142,7 @@ def _statistical(random: np.random.Generator, kl: float) -> StatisticalFigures:
         perplexity_increase=Interval(0.0054, 0.001, 0.0098),
         block_kl=tuple(float(b) for b in blocks),
         block_loss_increase=tuple(float(b) for b in random.normal(0.005, 0.01, 32)),
+        block_top1=tuple(float(b) for b in np.clip(random.normal(0.964, 0.03, 32), 0, 1)),
         kl_histogram=Histogram(tuple(map(float, edges)), tuple(map(int, counts))),
         sections=(
             SectionFigures("English", 400, kl, 0.97, 18.0, 17.9),

@@ -62,6 +62,18 @@ def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     note_hashes(path.parent)
 
 
+def bring_code(model: Path, auto_map: Any) -> Path:
+    """Give a checkpoint a tokenizer of its own; the file that comes to be if its code is run."""
+    mark = model / "was-run"
+    (model / "own.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class Own(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    edit_json(model / "tokenizer_config.json", lambda c: c.update(auto_map=auto_map))
+    return mark
+
+
 def change_mtok(bundle: Path, change: Callable[[Mtok], Mtok]) -> None:
     path = bundle / "tokenizer.mtok"
     path.write_bytes(pack(change(read_mtok(path))))

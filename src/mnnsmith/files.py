@@ -38,6 +38,28 @@ def user_path(path: str | Path) -> Path:
     return found
 
 
+def output_file(path: str | Path, *, regular: bool = False) -> Path:
+    """A path that a file can be written to, known before the work that it is to keep.
+
+    regular: devices and pipes are refused, too: what is put in place whole would replace them.
+    Raises `UsageError` that says what stands against it.
+    """
+    if not str(path):
+        raise UsageError("The name of an output file is empty.", "Give the name of a file.")
+    found = user_path(path)
+    target = Path(os.path.realpath(found))
+    if target.is_dir():
+        raise UsageError(f"{found}: is a folder.", "Give the name of a file.")
+    if not target.parent.is_dir():
+        raise UsageError(f"{found}: there is no folder {target.parent}.", "Make it first.")
+    device = target.exists() and not target.is_file()
+    if device and regular:
+        raise UsageError(f"{found}: is no regular file.", "Give the name of a file.")
+    if not os.access(target if device else target.parent, os.W_OK):
+        raise UsageError(f"{found}: cannot be written.", "Check permissions.")
+    return found
+
+
 def is_file(path: Path) -> bool:
     """Whether there is such a file; a name that no file can have (too long, say) is none."""
     try:

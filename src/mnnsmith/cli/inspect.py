@@ -199,13 +199,13 @@ def _verified(noted: Any) -> str:
         return "no (mnnsmith verify)"
     verdict = "passed" if noted.get("passed") is True else "failed"
     checks = noted.get("checks")
-    names = [
-        name
-        for name, check in (checks.items() if isinstance(checks, dict) else ())
-        if isinstance(check, dict) and check.get("status") != "skipped"
-    ]
+    names: dict[bool, list[str]] = {False: [], True: []}
+    for name, check in checks.items() if isinstance(checks, dict) else ():
+        if isinstance(check, dict):
+            names[check.get("status") == "skipped"].append(name)
     where = f"{noted.get('level')} on {noted.get('device')}, {noted.get('date')}"
-    return f"{verdict}: {', '.join(names)} ({where})"
+    skipped = f"; skipped: {', '.join(names[True])}" if names[True] else ""
+    return f"{verdict}: {', '.join(names[False])}{skipped} ({where})"
 
 
 def _bundle_activity(model: dict[str, Any]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from inspect import Parameter, signature
@@ -31,6 +32,8 @@ from mnnsmith.version import __version__
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+# A program that a signal ends is known by 128 and the signal's number.
+EXIT_SIGNAL = 128
 
 app = typer.Typer(
     name="mnnsmith",
@@ -155,8 +158,17 @@ for _verb in (
     app.command(_verb.__name__)(_exits(_verb))
 
 
+def _end(number: int, frame: object) -> None:
+    """Leave as an error does, so that child processes end and partial files go."""
+    raise SystemExit(EXIT_SIGNAL + number)
+
+
 def main() -> None:
     """The console script; always ends the process through SystemExit."""
+    # What `timeout`, a CI server or a closed terminal sends.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # As `nohup` has it.
+            signal.signal(number, _end)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that is not UTF-8 must not break an answer halfway.
         reconfigure = getattr(stream, "reconfigure", None)

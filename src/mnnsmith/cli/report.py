@@ -25,12 +25,13 @@ Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Th
 def report(verified: Verified, output: Output = Path("report.html")) -> None:
     """Show verifications on one page of HTML that needs nothing else."""
     from mnnsmith import api
-    from mnnsmith.files import replace_text, user_path
+    from mnnsmith.files import output_file, replace_text, user_path
 
-    target = user_path(output)
-    if target.is_dir():
-        raise UsageError(f"{target}: is a folder.", "Give the name of a file: -o report.html")
-    if any(target.absolute() == user_path(path).absolute() for path in verified):
+    target = output_file(output)
+    place = target.resolve()
+    read = {user_path(path).resolve() for path in verified}
+    # An older page may lie within a bundle; nothing else there may be replaced.
+    if place in read or (place.parent in read and place.exists() and place.suffix != ".html"):
         raise UsageError(f"{target}: is to be read.", "Give another output.")
     replace_text(target, api.report_page([_read(path) for path in verified]))
     note(f"wrote {target}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,7 +123,7 @@ def verify(
     junit: JunitFile = None,
 ) -> None:
     """Compare a bundle with its original; exit code 9 when they differ where they must not."""
-    outputs = _outputs(json_file, markdown, junit)
+    outputs = _outputs(directory, json_file, markdown, junit)
     from mnnsmith import api
     from mnnsmith.verify.gates import Thresholds
 
@@ -137,7 +136,7 @@ def verify(
             revision=revision,
             offline=offline,
             level=level,
-            checks=None if check is None else tuple(filter(None, check.split(","))),
+            checks=None if check is None else _names(check),
             texts=text or (),
             images=image or (),
             reference=reference,
@@ -157,6 +156,8 @@ def verify(
         say(to_json(result).rstrip("\n"))
     else:
         _show(result)
+    if result.skipped:
+        note(f"This is no full verification; skipped: {', '.join(result.skipped)}.")
     if not result.passed:
         failed = [check.name for check in result.checks if check.status == "failed"]
         failed += [gate.name for gate in result.gates if not gate.passed]
@@ -166,22 +167,30 @@ def verify(
         )
 
 
-def _outputs(json_file: str | None, markdown: Path | None, junit: Path | None) -> dict[str, Path]:
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(name for part in given.split(",") if (name := part.strip()))
+
+
+def _outputs(
+    directory: Path, json_file: str | None, markdown: Path | None, junit: Path | None
+) -> dict[str, Path]:
     """Where what goes, if each place can be written: known before the work, not after it."""
-    from mnnsmith.files import user_path
+    from mnnsmith.files import output_file, user_path
 
     given = {"json": json_file, "markdown": markdown, "junit": junit}
     outputs = {
-        kind: user_path(path)
+        kind: output_file(path)
         for kind, path in given.items()
         if path is not None and path != _STDOUT
     }
-    for path in outputs.values():
-        if path.is_dir() or not path.parent.is_dir():
-            what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-            raise UsageError(f"{path}: {what}.", "Give the name of a file.")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UsageError(f"{path}: cannot be written.", "Check permissions.")
+    bundle = user_path(directory).resolve()
+    places = [path.resolve() for path in outputs.values()]
+    for path, place in zip(outputs.values(), places, strict=True):
+        if place.parent == bundle and place.exists():
+            raise UsageError(f"{path}: is a file of the bundle.", "Give another name.")
+        regular = place.is_file() or not place.exists()
+        if regular and places.count(place) > 1:
+            raise UsageError(f"{path}: is given twice.", "Give each output a file of its own.")
     return outputs
 
 
@@ -191,7 +200,8 @@ def _write(result: Verification, outputs: dict[str, Path]) -> None:
 
     writers = {"json": results_json.to_json, "markdown": markdown.render, "junit": junit.render}
     for kind, path in outputs.items():
-        replace_text(path, writers[kind](result))
+        # A bundle's name may hold bytes that are no text.
+        replace_text(path, results_json.to_plain(writers[kind](result)))
         note(f"wrote {path}")
 
 
@@ -220,11 +230,12 @@ def _show(result: Verification) -> None:
             say("\n     ".join(cut), style.red if finding.severity == "error" else "")
             if finding.hint and finding.severity != "note":
                 say(f"     {_line(finding.hint)}")
-    say("passed" if result.passed else "failed", style.green if result.passed else style.red)
+    sure = style.bold if result.skipped else style.green
+    say(result.verdict, sure if result.passed else style.red)
 
 
 def _figures(result: Verification) -> list[tuple[str, str]]:
-    from mnnsmith.verify.markdown import statistical_rows, vision_rows
+    from mnnsmith.verify.figure_text import statistical_rows, vision_rows
 
     statistical, vision = result.figures.statistical, result.figures.vision
     rows = [] if statistical is None else statistical_rows(statistical)

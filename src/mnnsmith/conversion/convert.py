@@ -143,7 +143,9 @@ def _fill(
     if ready.model.vision is not None and plan.vision is not None:
         vision = ready.model.vision.graph
         _write_graph(folder, VISION_MODEL_FILE, vision, plan.vision, checkpoint)
-    _write_configs(folder, ready)
+    for name, data in config_files(ready).items():
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
     report("graph", 1, 1)
     report("proof", 0, 1)
     proof = prove_bundle(folder, ready.model, plan, checkpoint.tokenizer)
@@ -172,14 +174,15 @@ def _write_graph(
     source.unlink()
 
 
-def _write_configs(folder: Path, ready: Prepared) -> None:
+def config_files(ready: Prepared) -> dict[str, dict[str, Any]]:
+    """What the engine is told of the model, and of the device: JSON objects by file."""
     model, tokenizer = ready.model, ready.checkpoint.tokenizer
     facts = ModelFacts(
         ready.checkpoint.model_type, model.hidden_size, model.layers, model.max_context,
         model.attention.scale if model.vision is None else None, model.sliding_window,
         model.attention.kv_heads, model.attention.head_dim,
     )  # fmt: skip
-    files = {
+    return {
         "llm_config.json": llm_config(
             facts, ready.plan.embedding, tokenizer.chat_template,
             tokenizer.bos_token, tokenizer.eos_token,
@@ -189,9 +192,6 @@ def _write_configs(folder: Path, ready: Prepared) -> None:
             mapped=model.mixture and ready.plan.all_integer,
         ),
     }  # fmt: skip
-    for name, data in files.items():
-        text = json.dumps(data, indent=1, ensure_ascii=False)
-        (folder / name).write_text(text + "\n", encoding="utf-8")
 
 
 def _pictures(facts: PictureFacts, canvas: CanvasLayout | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
 from mnnsmith.engine.converter import GRAPH_LIMIT_BYTES
 from mnnsmith.engine.device import Device, Launch, LocalDevice
+from mnnsmith.engine.machine import MAX_THREADS
 from mnnsmith.engine.mapped import MappingState, claim, in_memory
 from mnnsmith.engine.runner import WEIGHT_SUFFIX, Arrays, RefusedError, Vision, bundle_config
 from mnnsmith.engine.sampling import SamplingOptions
@@ -515,8 +516,8 @@ def _overrides(
         if name in result and result[name] not in LEVELS:
             raise UsageError(f"{name} must be one of {', '.join(LEVELS)}, found {result[name]!r}.")
     if threads is not None:
-        if not 1 <= threads <= 1024:
-            raise UsageError(f"threads must be from 1 to 1024, found {threads}.")
+        if not 1 <= threads <= MAX_THREADS:
+            raise UsageError(f"threads must be from 1 to {MAX_THREADS}, found {threads}.")
         result["thread_num"] = threads
     try:
         json.dumps(result)

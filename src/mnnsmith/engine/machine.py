@@ -9,6 +9,8 @@ from pathlib import Path
 # Features that choose the engine's kernels, by the names /proc/cpuinfo gives them.
 X86_FEATURES = ("sse4_1", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni")
 ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "i8mm", "sve2", "sme2")
+# More than any machine has that runs such models.
+MAX_THREADS = 1024
 
 
 def installed_version(package: str) -> str | None:

@@ -20,7 +20,7 @@ from mnnsmith.graph.values import Value
 from mnnsmith.models.config import ConfigReader
 
 # Positions are split as 4096 * high + low, so that two small tables give any position.
-_LOW_POSITIONS = 4096
+LOW_POSITIONS = 4096
 # Positions that the tables have at least.
 _TABLE_POSITIONS = 1 << 18
 # What transformers takes where a config names no base.
@@ -308,12 +308,12 @@ def rope_tables(
     reach beyond `max_context`: the engine does not know the limit, and an app that goes on should
     meet a model outside of its range rather than memory outside of a table.
     """
-    low_positions = np.arange(_LOW_POSITIONS, dtype=np.float32)
+    low_positions = np.arange(LOW_POSITIONS, dtype=np.float32)
     low_angles = (low_positions[:, None] * rope.inverse).astype(np.float64)
-    high_rows = -(-max(max_context, _TABLE_POSITIONS) // _LOW_POSITIONS)
-    high_positions = np.arange(high_rows) * float(_LOW_POSITIONS)
+    high_rows = -(-max(max_context, _TABLE_POSITIONS) // LOW_POSITIONS)
+    high_positions = np.arange(high_rows) * float(LOW_POSITIONS)
     high_angles = high_positions[:, None] * rope.inverse.astype(np.float64)
-    step = g.integers([_LOW_POSITIONS], ())
+    step = g.integers([LOW_POSITIONS], ())
     high = g.binary("divide", positions, step, f"{name}/high")
     low = g.binary(
         "subtract", positions, g.binary("multiply", high, step, f"{name}/base"), f"{name}/low"

@@ -199,6 +199,8 @@ def _check_free(path: Path, replace: bool) -> None:
         raise UsageError(
             f"{path}: exists already.", "Choose another output, or replace it with --force."
         )
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: is no regular file.", "Choose another output.")
 
 
 def _check_sources_apart(target: Path, checkpoint: Checkpoint) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mnnsmith.report.chart import Line, histogram, line_chart, shares
 from mnnsmith.report.markup import figure, legend, table, tag, text
 from mnnsmith.report.style import SERIES
+from mnnsmith.verify.figure_text import number, percent, statistical_rows
 from mnnsmith.verify.results import (
     Finding,
-    Interval,
     StatisticalFigures,
     StoredWeight,
     TokenScore,
@@ -31,25 +31,12 @@ def bundle_name(v: Verification) -> str:
 
 def verdict(v: Verification) -> str:
     word = "passed" if v.passed else "failed"
-    return tag("span", word, class_=f"verdict {word}")
+    return tag("span", text(v.verdict), class_=f"verdict {word}")
 
 
 def series(number: int) -> str:
     """The colour class of the n-th bundle or kind."""
     return f"s{number % SERIES}"
-
-
-def percent(value: float) -> str:
-    return f"{value:.2%}"
-
-
-def number(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def interval(value: Interval, show: Callable[[float], str]) -> str:
-    """A mean, and where it lies at 95 % confidence."""
-    return text(f"{show(value.mean)} [{show(value.low)}, {show(value.high)}]")
 
 
 # ------------------------------------------------------------------ all bundles together
@@ -74,21 +61,26 @@ def summary(found: Sequence[Verification]) -> str:
 
 
 def _statistical_rows(found: Sequence[Verification]) -> list[list[str]]:
-    def row(name: str, show: Callable[[StatisticalFigures], str]) -> list[str]:
-        parts = (v.figures.statistical for v in found)
-        return [name, *("not measured" if s is None else show(s) for s in parts)]
+    """The rows of `statistical_rows`, a column for each bundle."""
+    columns = [
+        None if v.figures.statistical is None else statistical_rows(v.figures.statistical)
+        for v in found
+    ]
+    names = next(([name for name, _, _ in column] for column in columns if column), ["KL, nats"])
+    rows = [[name, *(_cell(column, i) for column in columns)] for i, name in enumerate(names)]
+    return [*rows, ["tokens of text", *(_tokens(v) for v in found)]]
 
-    return [
-        row("KL, mean", lambda s: interval(s.kl, number)),
-        row("KL: median, 99 %, max", lambda s: text(
-            f"{number(s.kl_median)}, {number(s.kl_p99)}, {number(s.kl_max)}")),
-        row("same best token", lambda s: interval(s.top1, percent)),
-        row("original's best in best five", lambda s: interval(s.top5, percent)),
-        row("perplexity: original, bundle", lambda s: text(
-            f"{s.reference_perplexity:.3f}, {s.perplexity:.3f}")),
-        row("perplexity increase", lambda s: interval(s.perplexity_increase, percent)),
-        row("tokens of text", lambda s: text(s.tokens)),
-    ]  # fmt: skip
+
+def _cell(column: Sequence[tuple[str, str, str]] | None, row: int) -> str:
+    if column is None:
+        return "not measured"
+    _, value, interval = column[row]
+    return text(f"{value} [{interval}]" if interval else value)
+
+
+def _tokens(v: Verification) -> str:
+    figures = v.figures.statistical
+    return "not measured" if figures is None else text(figures.tokens)
 
 
 def _weights_size(v: Verification) -> str:

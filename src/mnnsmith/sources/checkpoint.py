@@ -42,9 +42,11 @@ class QuantizedRows:
         rows, cols = self.codes.shape
         level = self.codes.reshape(rows, -1, self.block).astype(np.float32)
         level -= 1 << (self.bits - 1)
-        values = level * self.scale[..., None]
-        if self.zero is not None:
-            values += self.zero[..., None]
+        # A damaged scale may be no number; who reads the values judges them.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = level * self.scale[..., None]
+            if self.zero is not None:
+                values += self.zero[..., None]
         return values.reshape(rows, cols)
 
 

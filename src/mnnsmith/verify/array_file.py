@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import SourceError
+from mnnsmith.files import output_file
 
 _HEADER_LIMIT_BYTES = 4096
 _MAGIC, _HEADER_AT = b"\x93NUMPY\x01\x00", 10
@@ -30,8 +31,13 @@ _SUFFIX = ".npy"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write all arrays beside `path`, then give them its name in one step; raises `OSError`."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Write all arrays beside `path`, then give them its name in one step; raises `OSError`.
+
+    Through a symbolic link the file behind it is replaced.  What is no regular file (a device, say)
+    would be replaced by one, so `UsageError` is raised.
+    """
+    target = Path(os.path.realpath(output_file(path, regular=True)))
+    partial = target.with_name(f".{target.name[:80]}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -44,7 +50,7 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
                         )
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

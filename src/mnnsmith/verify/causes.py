@@ -201,6 +201,9 @@ def _mixture(e: Evidence) -> str:
 
 
 def _operator(e: Evidence) -> str:
+    if "/attention/" in e.value.name:
+        # The reference has none of the values between the projections and this one.
+        return f"What could be compared before it agrees. {_attention(e)}"
     return f"All before it agrees: the operator {e.node.name} ({e.node.kind}) or what it reads."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
@@ -16,6 +16,21 @@ from mnnsmith.verify.reference import Reference
 Level: TypeAlias = Literal["quick", "full"]
 # Whose weights a reference has: the original's, or those that the bundle stores, dequantized.
 Weights: TypeAlias = Literal["original", "stored"]
+# (done, total), in whatever units a check counts.
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+class OpenReference(Protocol):
+    """Gives a reference with these weights, which the caller closes.
+
+    computes: it must take any ids, and give values; else it may be one that was saved.
+    """
+
+    def __call__(self, weights: Weights, *, computes: bool = False) -> Reference: ...
+
+
+def no_progress(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +39,17 @@ class Context:
 
     original: the source, prepared with the bundle's recipe; None where no check needs it.
     open_engine: `Engine` on a folder, with its keyword arguments, on the device that was asked for.
-    open_reference: a reference with these weights; the caller closes it.
     texts, images: files of the user, in place of the shipped text and pictures.
+    bisect: go on inside the first block that differs.
     """
 
     bundle: Bundle
     original: Prepared | None
     level: Level
     open_engine: Callable[..., Engine]
-    open_reference: Callable[[Weights], Reference]
+    open_reference: OpenReference
     texts: tuple[Path, ...] = ()
     threads: int | None = None
     images: tuple[Path, ...] = ()
+    bisect: bool = False
+    progress: Progress = no_progress

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mnnsmith.models.rope import LOW_POSITIONS
 from mnnsmith.text.tokenizer import TextTokenizer
 from mnnsmith.verify.context import Context, Level
 from mnnsmith.verify.reference import Reference
@@ -19,9 +20,11 @@ _PROMPTS: dict[Level, int] = {"quick": 3, "full": 5}
 _TOKENS: dict[Level, int] = {"quick": 96, "full": 320}
 # At level full, one prompt goes beyond the engine's pieces of 256 tokens several times.
 _LONG_TOKENS = 1100
-_BEYOND_WINDOW = 64
+_BEYOND = 64
 # A prompt longer than this takes minutes on a large model.
 _LONGEST_TOKENS = 4200
+# Weights times tokens for which the reference takes no more than a minute on two cores.
+_AFFORDABLE = 1e12
 _SHORTEST_TOKENS = 8
 _CANDIDATES = 24
 # Languages and code in turn, so that the first few prompts are of different kinds.
@@ -67,10 +70,15 @@ def decisive_prompts(
 
 
 def _long(context: Context, stream: I64, reference: Reference) -> list[Prompt]:
-    """A prompt longer than the sliding window, where there is one, and than several pieces."""
-    window = context.original.model.sliding_window if context.original else None
-    length = max(_LONG_TOKENS, (window or 0) + _BEYOND_WINDOW)
-    length = min(length, _LONGEST_TOKENS, context.bundle.max_context - 1)
+    """A prompt longer than the sliding window, where there is one, and than several pieces; of a
+    small model, longer than rope's table of low positions."""
+    length, room = _LONG_TOKENS, context.bundle.max_context - 1
+    if context.original is not None:
+        length = max(length, (context.original.model.sliding_window or 0) + _BEYOND)
+        beyond = LOW_POSITIONS + _BEYOND
+        if beyond <= room and context.original.plan.parameters * beyond < _AFFORDABLE:
+            length = max(length, beyond)
+    length = min(length, _LONGEST_TOKENS, room)
     ids = np.resize(stream, length)
     if reference.decisive(ids[None]).all():
         return [Prompt(f"{length} tokens of text", ids)]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,9 @@ _LOSS_LEAST = 1e-3
 _TOP1_LEAST = 5e-3
 # Two runs of one reference on one text differ by rounding only.
 _SAME_PERPLEXITY = 1e-3
+_NOT_MEASURED = "not measured: the statistical check gave no figures"
+# By how much something is worse, and the lower end of that at 95 %.
+_Change: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -56,27 +60,25 @@ def judge(
     """Hold a verification, whose own gates are not looked at, against limits and an older one.
 
     A threshold is compared with the mean; where the limit lies within the interval, the gate says
-    so.  The baseline fails where something is worse by more than noise and by more than a trifle:
+    so.  The baseline, which `require_same_model` holds for one of this model, fails where something
+    is worse by more than noise and by more than a trifle:
 
     - KL: more than 2 % of the old mean and 1e-5; loss: more than 0.001 nats a token (0.1 % of
       perplexity); top-1: more than half a percentage point.  And the one-sided 95 % interval of the
-      difference lies above zero.  On the same text, KL and loss are compared block by block.
-    - A check that passed fails now.
+      difference lies above zero.  On the same text, all three are compared block by block.
+    - A check that passed then fails now, or did not run.
+    - It was judged by another original or reference, so that figures cannot be compared.
 
-    Raises `UsageError` where a gate lacks its figures, or the baseline is of another model.
+    What is lacking is a gate that fails: nothing is raised, as the work is done.
     """
     gates = list(_thresholds(found, thresholds))
     if baseline is not None:
-        require_same_model(found.subject, baseline.subject)
-        _require_same_reference(found, baseline)
         gates += _baseline(found, baseline)
     return tuple(gates)
 
 
 def _thresholds(found: Verification, limits: Thresholds) -> Iterator[Gate]:
-    if not limits.needs_statistics:
-        return
-    figures = _statistics(found, "a threshold")
+    figures = found.figures.statistical
     kl = top1 = increase = None
     if figures is not None:
         kl, top1, increase = figures.kl, figures.top1, figures.perplexity_increase
@@ -100,22 +102,10 @@ def _threshold(
         return
     wanted = f"{what} {form.format(limit)}"
     if found is None:
-        yield Gate(name, wanted, "not measured: the statistical check failed", False)
+        yield Gate(name, wanted, _NOT_MEASURED, False)
         return
     passed = found.mean >= limit if least else found.mean <= limit
     yield Gate(name, wanted, _shown(found, limit, form), passed)
-
-
-def _statistics(found: Verification, wanted_by: str) -> StatisticalFigures | None:
-    """The figures; None where the check failed to give any."""
-    figures = found.figures.statistical
-    failed = any(c.name == "statistical" and c.status == "failed" for c in found.checks)
-    if figures is None and not failed:
-        raise UsageError(
-            f"{wanted_by} needs the statistical check, which did not run.",
-            "Leave the statistical check in, or the gate out.",
-        )
-    return figures
 
 
 def _shown(interval: Interval, limit: float, form: str) -> str:
@@ -137,57 +127,82 @@ def require_same_model(found: Subject, old: Subject) -> None:
             )
 
 
-def _require_same_reference(found: Verification, old: Verification) -> None:
-    new_figures, old_figures = found.figures.statistical, old.figures.statistical
-    if new_figures is None or old_figures is None or not _paired(new_figures, old_figures):
-        return
-    ratio = new_figures.reference_perplexity / old_figures.reference_perplexity
-    if abs(ratio - 1) > _SAME_PERPLEXITY:
-        raise UsageError(
-            f"the baseline was judged by another original: on the same text its perplexity was "
-            f"{old_figures.reference_perplexity:.4f}, here {new_figures.reference_perplexity:.4f}.",
-            "Is it the same revision of the model?",
-        )
-
-
 def _last_part(source: str) -> str:
     """Of a path or hub id: where a checkout lies differs between machines."""
     return source.rstrip("/").rpartition("/")[2]
 
 
 def _baseline(found: Verification, old: Verification) -> Iterator[Gate]:
-    passed = {check.name for check in old.checks if check.status == "passed"}
-    worse = [c.name for c in found.checks if c.status == "failed" and c.name in passed]
-    text = f"{', '.join(worse)} failed" if worse else "none failed"
-    yield Gate("baseline", "checks that passed pass", text, not worse)
-    old_figures = old.figures.statistical
-    if old_figures is None:
+    yield _same_checks(found, old)
+    before, now = old.figures.statistical, found.figures.statistical
+    if before is None:
         return
-    figures = _statistics(found, "the baseline, which has statistics,")
-    if figures is None:
+    if now is not None and (other := _other_original(now, before)):
+        yield other
         return
-    kl_limit = max(_KL_SHARE * old_figures.kl.mean, _KL_LEAST)
-    if _paired(figures, old_figures):
-        how = "same text, block by block"
-        kl = _paired_change(figures.block_kl, old_figures.block_kl)
-        loss = _paired_change(figures.block_loss_increase, old_figures.block_loss_increase)
-    else:
-        how = "other text: intervals only"
-        kl = _change(figures.kl, old_figures.kl)
-        loss = _change(figures.loss_increase, old_figures.loss_increase)
-    top1 = _change(old_figures.top1, figures.top1)
-    yield _regression("KL", kl, kl_limit, how)
-    yield _regression("loss", loss, _LOSS_LEAST, how)
-    yield _regression("top-1", top1, _TOP1_LEAST, "intervals only")
+    kl_limit = max(_KL_SHARE * before.kl.mean, _KL_LEAST)
+    changes = dict.fromkeys(("KL", "loss", "top-1")) if now is None else _changes(now, before)
+    how = "block by block" if now and _paired(now, before) else "other text: intervals only"
+    for (what, change), limit in zip(
+        changes.items(), (kl_limit, _LOSS_LEAST, _TOP1_LEAST), strict=True
+    ):
+        yield _regression(what, change, limit, how)
 
 
-def _regression(what: str, change: tuple[float, float], limit: float, how: str) -> Gate:
-    """change: by how much it is worse, and the lower end of that."""
+def _same_checks(found: Verification, old: Verification) -> Gate:
+    """What stopped being checked is as unknown as if it had failed."""
+    status = {check.name: check.status for check in found.checks}
+    words = {"failed": "failed", "skipped": "is skipped", None: "did not run"}
+    worse = [
+        f"{check.name} {words[now]}"
+        for check in old.checks
+        if check.status == "passed" and (now := status.get(check.name)) != "passed"
+    ]
+    text = ", ".join(worse) if worse else "they do"
+    return Gate("baseline checks", "checks that passed then pass", text, not worse)
+
+
+def _other_original(now: StatisticalFigures, before: StatisticalFigures) -> Gate | None:
+    """A gate that fails where the two were not judged by the same: differences mean nothing."""
+    ratio = now.reference_perplexity / before.reference_perplexity
+    if not _paired(now, before) or abs(ratio - 1) <= _SAME_PERPLEXITY:
+        return None
+    return Gate(
+        "baseline original",
+        f"the original's perplexity is {before.reference_perplexity:.4f}, as it was on this text",
+        f"{now.reference_perplexity:.4f}: it is another revision, or {now.reference} computes "
+        f"otherwise than {before.reference}; nothing else is compared",
+        False,
+    )
+
+
+def _changes(now: StatisticalFigures, before: StatisticalFigures) -> dict[str, _Change | None]:
+    """By how much each is worse."""
+    if _paired(now, before):
+        return {
+            "KL": _paired_change(now.block_kl, before.block_kl),
+            "loss": _paired_change(now.block_loss_increase, before.block_loss_increase),
+            "top-1": _paired_change(before.block_top1, now.block_top1),
+        }
+    return {
+        "KL": _change(now.kl, before.kl),
+        "loss": _change(now.loss_increase, before.loss_increase),
+        "top-1": _change(before.top1, now.top1),
+    }
+
+
+def _regression(what: str, change: _Change | None, limit: float, how: str) -> Gate:
+    name, wanted = f"baseline {what}", f"{what} worse by at most {limit:.3g}, or by noise"
+    if change is None:
+        return Gate(name, wanted, _NOT_MEASURED, False)
     worse, low = change
-    failed = worse > limit and low > 0
-    noise = "beyond noise" if low > 0 else "within noise"
-    text = f"{worse:+.3g}, at least {low:+.3g} ({how}): {noise}"
-    return Gate("baseline", f"{what} worse by at most {limit:.3g}", text, not failed)
+    if worse <= 0:
+        text = f"better by {-worse:.3g} ({how})" if worse else f"the same ({how})"
+    elif low <= 0:
+        text = f"worse by {worse:.3g}, which may be noise ({how})"
+    else:
+        text = f"worse by {worse:.3g}, surely by {low:.3g} ({how})"
+    return Gate(name, wanted, text, not (worse > limit and low > 0))
 
 
 def _paired(new: StatisticalFigures, old: StatisticalFigures) -> bool:
@@ -197,10 +212,11 @@ def _paired(new: StatisticalFigures, old: StatisticalFigures) -> bool:
         and new.block_tokens == old.block_tokens
         and len(new.block_kl) == len(old.block_kl) > 1
         and len(new.block_loss_increase) == len(old.block_loss_increase) > 1
+        and len(new.block_top1) == len(old.block_top1) > 1
     )
 
 
-def _paired_change(new: tuple[float, ...], old: tuple[float, ...]) -> tuple[float, float]:
+def _paired_change(new: tuple[float, ...], old: tuple[float, ...]) -> _Change:
     """Mean of the differences of blocks, and the lower end of its one-sided interval."""
     difference = np.asarray(new, dtype=np.float64) - np.asarray(old, dtype=np.float64)
     mean = float(difference.mean())
@@ -208,7 +224,7 @@ def _paired_change(new: tuple[float, ...], old: tuple[float, ...]) -> tuple[floa
     return mean, mean - quantile * standard_error(difference)
 
 
-def _change(high: Interval, low: Interval) -> tuple[float, float]:
+def _change(high: Interval, low: Interval) -> _Change:
     """Difference of two independent means, and the lower end of its one-sided interval."""
     mean = high.mean - low.mean
     width = NormalDist().inv_cdf(0.975)

@@ -12,7 +12,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 def render(result: Verification) -> str:
-    """The XML; findings that are no errors stand in `system-out`."""
+    """The XML; findings that are no errors stand in `system-out`, the verdict as a property."""
     name = f"mnnsmith verify {result.subject.bundle}"
     cases = [_check(check) for check in result.checks] + [_gate(gate) for gate in result.gates]
     failures = sum(case.find("failure") is not None for case in cases)
@@ -29,6 +29,8 @@ def render(result: Verification) -> str:
             timestamp=result.date.removesuffix("Z"),
         ),
     )
+    properties = ElementTree.SubElement(suite, "properties")
+    ElementTree.SubElement(properties, "property", _clean(name="verdict", value=result.verdict))
     suite.extend(cases)
     suites = ElementTree.Element("testsuites")
     suites.append(suite)

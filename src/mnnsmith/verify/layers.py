@@ -70,12 +70,12 @@ def allowed_error(layer: int) -> float:
     return 5e-5 * (1 + layer)
 
 
-def check_layers(context: Context, *, bisect: bool = False) -> Outcome[LayerFigures]:
+def check_layers(context: Context) -> Outcome[LayerFigures]:
     """Compare residual stream, attention and MLP of every block.
 
     Fails where one of them differs by more than `allowed_error` in float, and says what that points
-    to.  bisect: then compare all values inside the block, operator by operator.  Prompts on which a
-    router is near a tie are not used; if there are no others, a warning says so.
+    to.  `context.bisect`: then compare all values inside the block, operator by operator.  Prompts
+    on which a router is near a tie are not used; if there are no others, a warning says so.
 
     Raises `UsageError` without an original.
     """
@@ -95,15 +95,16 @@ def check_layers(context: Context, *, bisect: bool = False) -> Outcome[LayerFigu
         first = next((compared for compared in exact if compared.differs), None)
         if first is not None:
             evidence = _evidence(model, first, prompts)
-            if bisect:
+            if context.bisect:
                 bisected, evidence = bisect_block(
                     context.bundle, model.graph, evidence, reference, exactly
                 )
-            findings.append(_fault(first, evidence, bisect=bisect))
+            findings.append(_fault(first, evidence, bisect=context.bisect))
     if not prompts:
         findings.append(_NOT_DECISIVE)
         prompts = [_text(tokenizer, model, context.bundle.max_context)]
-    with context.open_reference("original") as reference:
+    # A saved one has other texts, and no values.
+    with context.open_reference("original", computes=True) as reference:
         shipped = _compare(context, marks, prompts, reference, opened)
     figures = LayerFigures(
         reference=name,

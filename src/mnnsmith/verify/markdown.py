@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from mnnsmith.verify.figure_text import number, percent, statistical_rows, vision_rows
 from mnnsmith.verify.results import (
     Check,
-    Interval,
     StatisticalFigures,
     StoredWeight,
     Verification,
@@ -28,8 +28,8 @@ def render(result: Verification) -> str:
 
 def _lines(result: Verification) -> Iterator[str]:
     subject = result.subject
-    verdict = "passed" if result.passed else "failed"
-    yield f"## {_MARKS[verdict]} {_text(subject.bundle)}: verification {verdict}"
+    mark = _MARKS["passed" if result.passed else "failed"]
+    yield f"## {mark} {_text(subject.bundle)}: verification {result.verdict}"
     yield ""
     revision = f" at {_text(subject.source_revision)}" if subject.source_revision else ""
     yield (
@@ -64,25 +64,6 @@ def _check_row(check: Check) -> tuple[str, str, str, str]:
     return check.name, _MARKS[check.status], check.summary, f"{check.seconds:.1f}"
 
 
-def statistical_rows(figures: StatisticalFigures) -> list[tuple[str, str, str]]:
-    """Each main figure: what it is, its value, and its 95 % interval where it has one."""
-    worse = figures.perplexity_increase
-    tails = (figures.kl_median, figures.kl_p99, figures.kl_max)
-    return [
-        ("KL, nats", number(figures.kl.mean), _interval(figures.kl)),
-        ("KL: median, 99 %, largest", ", ".join(map(number, tails)), ""),
-        ("same best token", percent(figures.top1.mean), _percents(figures.top1)),
-        ("best token among five", percent(figures.top5.mean), _percents(figures.top5)),
-        ("perplexity", f"{figures.perplexity:.4g}", ""),
-        ("perplexity of the original", f"{figures.reference_perplexity:.4g}", ""),
-        (
-            "perplexity increase",
-            percent(worse.mean, 2),
-            f"{percent(worse.low, 2)} to {percent(worse.high, 2)}",
-        ),
-    ]
-
-
 def _statistical(figures: StatisticalFigures) -> Iterator[str]:
     yield f"### As shipped, against {_text(figures.reference)}, on {figures.tokens} tokens"
     yield ""
@@ -94,26 +75,6 @@ def _statistical(figures: StatisticalFigures) -> Iterator[str]:
     ]  # fmt: skip
     names = ("text", "tokens", "KL", "same best", "perplexity", "original's")
     yield from _table(names, sections)
-
-
-def vision_rows(figures: VisionFigures) -> list[tuple[str, str, str]]:
-    """As `statistical_rows`, of pictures and what comes after them."""
-    exact = max((value.error for value in figures.exact), default=0.0)
-    shipped = max((value.error for value in figures.shipped), default=None)
-    rows = [
-        ("pictures, prompts; differ", f"{figures.pictures}; {figures.pictures_different}", ""),
-        ("vision: largest error, exact", number(exact), ""),
-        ("logits after pictures: KL, exact", number(figures.max_kl), ""),
-    ]
-    if shipped is not None:
-        rows.append(("vision: largest error, shipped", number(shipped), ""))
-    if figures.kl is not None and figures.top1 is not None:
-        rows += [
-            ("KL after pictures, nats", number(figures.kl.mean), _interval(figures.kl)),
-            ("same best token after pictures", percent(figures.top1.mean),
-             _percents(figures.top1)),
-        ]  # fmt: skip
-    return rows
 
 
 def _vision(figures: VisionFigures) -> Iterator[str]:
@@ -172,21 +133,3 @@ def _text(text: str) -> str:
     """One line that means itself."""
     line = " ".join(_CONTROL.sub("�", text).split("\n"))
     return _SPECIAL.sub(r"\\\1", line)
-
-
-def number(value: float) -> str:
-    """Three significant digits."""
-    return f"{value:.3g}"
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """A part of one, as 91.2 %."""
-    return f"{100 * value:.{digits}f} %"
-
-
-def _interval(found: Interval) -> str:
-    return f"{number(found.low)} to {number(found.high)}"
-
-
-def _percents(found: Interval) -> str:
-    return f"{percent(found.low)} to {percent(found.high)}"

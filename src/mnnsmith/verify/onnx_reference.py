@@ -27,6 +27,7 @@ from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_packages
 from mnnsmith.onnx.emit import inner_shape, token_axis
 from mnnsmith.onnx.vision import draft_vision
 from mnnsmith.onnx.weights import Place
+from mnnsmith.onnx_runtime import onnx_runtime
 from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.verify.onnx_pictures import OnnxPictures
 from mnnsmith.verify.onnx_session import OnnxGraph, our_errors
@@ -90,9 +91,11 @@ class _OnnxReference:
 
     @property
     def name(self) -> str:
-        import onnxruntime
+        return f"ONNX Runtime {onnx_runtime().__version__}, float32"
 
-        return f"ONNX Runtime {onnxruntime.__version__}, float32"
+    @property
+    def computes(self) -> bool:
+        return True
 
     @property
     def pictures(self) -> OnnxPictures | None:

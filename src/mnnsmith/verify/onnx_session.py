@@ -11,6 +11,7 @@ from mnnsmith.errors import EngineError
 from mnnsmith.onnx.draft import Draft, Port
 from mnnsmith.onnx.model import assemble, write_model
 from mnnsmith.onnx.weights import Place, lay_out, write_weights
+from mnnsmith.onnx_runtime import onnx_runtime
 from mnnsmith.sources.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -31,11 +32,8 @@ class OnnxGraph:
         self, draft: Draft, checkpoint: Checkpoint, folder: Path, name: str, threads: int | None
     ) -> None:
         """name: of the two files in `folder`."""
-        import onnxruntime
-
-        onnxruntime.disable_telemetry_events()
         # Of the library as a whole, which looks for devices; sessions have a level of their own.
-        onnxruntime.set_default_logger_severity(_LOG_ERRORS)
+        onnx_runtime().set_default_logger_severity(_LOG_ERRORS)
         self._draft = draft
         self._threads = threads
         self._model = folder / f"{name}.onnx"
@@ -52,18 +50,17 @@ class OnnxGraph:
         """A session that gives at least these outputs."""
         if self._session is not None and outputs.keys() <= self._given.keys():
             return self._session
-        import onnxruntime
-
+        runtime = onnx_runtime()
         self._session = None
         self._given.update(outputs)
         ordered = dict(sorted(self._given.items()))
         write_model(assemble(self._draft, self.places, self.data.name, ordered, {}), self._model)
-        options = onnxruntime.SessionOptions()
+        options = runtime.SessionOptions()
         options.log_severity_level = _LOG_ERRORS
         if self._threads is not None:
             options.intra_op_num_threads = self._threads
         with our_errors():
-            self._session = onnxruntime.InferenceSession(
+            self._session = runtime.InferenceSession(
                 str(self._model), options, providers=["CPUExecutionProvider"]
             )
         return self._session

@@ -71,7 +71,13 @@ def _check_same(bundle: Bundle, ready: Prepared, *, weights: bool) -> None:
     weights: False where files of weights may not be there.
     """
     noted = bundle.manifest.data["source"].get("files")
-    expected = noted if isinstance(noted, dict) else {}
+    if not isinstance(noted, dict) or not noted:
+        raise UsageError(
+            f"{bundle.path}: its manifest does not say which files it was made of, so that they "
+            "cannot be told from others.",
+            "Convert the model again; or choose checks that need no original, without --source.",
+        )
+    expected = noted
     paths = {
         os.fsencode(path.name).decode("utf-8", "replace"): path for path in ready.checkpoint.files
     }

@@ -76,6 +76,11 @@ class Reference(Protocol):
         """As reports show it: "transformers 5.24.0, float32"."""
         ...
 
+    @property
+    def computes(self) -> bool:
+        """Whether `run` takes any ids; else only what was run before is there."""
+        ...
+
     def available(self) -> Collection[str]:
         """Names of the graph's values that `run` can give."""
         ...

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
-from mnnsmith.errors import UsageError
-from mnnsmith.files import user_path
+from mnnsmith.errors import MissingResourceError, UsageError
+from mnnsmith.files import output_file, user_path
 from mnnsmith.verify.context import Weights
 from mnnsmith.verify.onnx_reference import open_onnx
 from mnnsmith.verify.reference import F32, IDS, PictureReference, Reference, ReferenceRun
@@ -24,6 +24,7 @@ from mnnsmith.verify.stored import stored_checkpoint
 from mnnsmith.verify.transformers_reference import free_memory_bytes, open_transformers
 
 Program: TypeAlias = Literal["transformers", "onnx"]
+_Kind: TypeAlias = Literal["original", "stored", "saved"]
 HINT = 'Install one: pip install "mnnsmith[reference]" (torch) or "mnnsmith[onnx]" (without torch).'
 _PACKAGES: dict[Program, tuple[str, ...]] = {
     "transformers": ("torch", "transformers"),
@@ -34,10 +35,11 @@ _PACKAGES: dict[Program, tuple[str, ...]] = {
 def installed_program() -> Program | None:
     """The program to compare with, by what is installed; transformers first, it knows no graph of
     ours."""
-    for program, packages in _PACKAGES.items():
-        if all(importlib.util.find_spec(package) for package in packages):
-            return program
-    return None
+    return next((program for program in _PACKAGES if _installed(program)), None)
+
+
+def _installed(program: Program) -> bool:
+    return all(importlib.util.find_spec(package) for package in _PACKAGES[program])
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,15 @@ class Chosen:
 def choose_reference(reference: str | Path, save_as: str | Path | None) -> Chosen:
     """Understand "auto", "transformers", "onnx", or the path of a saved one.
 
-    Raises `UsageError` for what is neither.
+    Raises `UsageError` for what is neither, and for a place where nothing can be saved;
+    `MissingResourceError` for a program that is not installed.
     """
-    save = None if save_as is None else user_path(save_as)
+    save = None if save_as is None else output_file(save_as, regular=True)
     if reference in _PACKAGES:
-        return Chosen("onnx" if reference == "onnx" else "transformers", save_as=save)
+        program: Program = "onnx" if reference == "onnx" else "transformers"
+        if not _installed(program):
+            raise MissingResourceError(f"The reference {program} is not installed.", HINT)
+        return Chosen(program, save_as=save)
     if reference == "auto":
         return Chosen(installed_program(), save_as=save)
     path = user_path(reference)
@@ -93,26 +99,34 @@ class References:
         self._chosen = chosen
         self._threads = threads
         self._keep: bool | None = None
-        self._open: dict[Weights, Reference] = {}
-        self._users: dict[Weights, int] = {}
+        self._open: dict[_Kind, Reference] = {}
+        self._users: dict[_Kind, int] = {}
         self._recording: RecordingReference | None = None
 
-    def __call__(self, weights: Weights) -> Reference:
-        """A reference; when it is closed, the next user finds it as it is."""
-        if weights not in self._open:
+    def __call__(self, weights: Weights, *, computes: bool = False) -> Reference:
+        """A reference; when it is closed, the next user finds it as it is.
+
+        computes: not one out of a file.  Only what is run without it is recorded.
+        """
+        from_file = weights == "original" and self._chosen.saved is not None and not computes
+        kind: _Kind = "saved" if from_file else weights
+        if kind not in self._open:
             if self._keep is None:
                 self._keep = self._fit_together()
-            self._open[weights] = self._new(weights)
-        self._users[weights] = self._users.get(weights, 0) + 1
-        return _Lease(self._open[weights], lambda: self._release(weights))
+            self._open[kind] = self._new(kind)
+        self._users[kind] = self._users.get(kind, 0) + 1
+        reference = self._open[kind]
+        if kind == "original" and not computes and self._chosen.save_as is not None:
+            self._recording = self._recording or RecordingReference(reference)
+            reference = self._recording
+        return _Lease(reference, lambda: self._release(kind))
 
-    def save(self, text_sha256: str | None) -> None:
+    def save(self) -> None:
         """Write what the original's reference ran, if that was asked for."""
         if self._recording is not None and self._chosen.save_as is not None:
             save_reference(
-                self._chosen.save_as, self._recording, self._recording.runs, self._original,
-                text_sha256=text_sha256,
-            )  # fmt: skip
+                self._chosen.save_as, self._recording, self._recording.runs, self._original
+            )
 
     def __enter__(self) -> References:
         return self
@@ -123,24 +137,21 @@ class References:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for weights in list(self._open):
-            self._open.pop(weights).__exit__(kind, value, trace)
+        for opened in list(self._open):
+            self._open.pop(opened).__exit__(kind, value, trace)
 
     def _fit_together(self) -> bool:
         # Both in float32, and room for what else a check holds.
         parameters = self._original.plan.parameters
         return 4 * 4 * parameters < free_memory_bytes()
 
-    def _new(self, weights: Weights) -> Reference:
-        if weights == "original" and self._chosen.saved is not None:
-            saved = SavedReference(self._chosen.saved)
-            saved.check_original(self._original)
-            return saved
-        reference = self._computed(weights)
-        if weights == "original" and self._chosen.save_as is not None:
-            self._recording = RecordingReference(reference)
-            return self._recording
-        return reference
+    def _new(self, kind: _Kind) -> Reference:
+        if kind != "saved":
+            return self._computed(kind)
+        assert self._chosen.saved is not None
+        saved = SavedReference(self._chosen.saved)
+        saved.check_original(self._original)
+        return saved
 
     def _computed(self, weights: Weights) -> Reference:
         original = self._original
@@ -151,12 +162,11 @@ class References:
             return open_onnx(checkpoint, original.model, threads=self._threads)
         return open_transformers(checkpoint, original.model, threads=self._threads)
 
-    def _release(self, weights: Weights) -> None:
-        self._users[weights] -= 1
-        reference = self._open[weights]
-        if self._users[weights] or self._keep or reference is self._recording:
-            return
-        self._open.pop(weights).__exit__(None, None, None)
+    def _release(self, kind: _Kind) -> None:
+        self._users[kind] -= 1
+        recorded = kind == "original" and self._recording is not None
+        if not (self._users[kind] or self._keep or recorded):
+            self._open.pop(kind).__exit__(None, None, None)
 
 
 class _Lease:
@@ -173,6 +183,10 @@ class _Lease:
     @property
     def pictures(self) -> PictureReference | None:
         return self._reference.pictures
+
+    @property
+    def computes(self) -> bool:
+        return self._reference.computes
 
     def available(self) -> Collection[str]:
         return self._reference.available()

@@ -156,8 +156,9 @@ class StatisticalFigures:
     top1: how often the best token is the same; top5: how often the reference's best is among the
     bundle's five best.  loss_increase: mean of the bundle's loss minus the reference's, nats a
     token; perplexity_increase: exp of it, minus 1.
-    block_kl, block_loss_increase: means of `block_tokens` neighbouring tokens, from which intervals
-    are computed and by which two runs on one text (text_sha256) are compared pair by pair.
+    block_kl, block_loss_increase, block_top1: means of `block_tokens` neighbouring tokens, from
+    which intervals are computed and by which two runs on one text (text_sha256) are compared pair
+    by pair.
     greedy: at which token each greedy answer leaves the reference's; None where it never did in
     greedy_tokens tokens.
     """
@@ -178,6 +179,7 @@ class StatisticalFigures:
     perplexity_increase: Interval
     block_kl: tuple[float, ...]
     block_loss_increase: tuple[float, ...]
+    block_top1: tuple[float, ...]
     kl_histogram: Histogram
     sections: tuple[SectionFigures, ...]
     greedy_tokens: int
@@ -299,7 +301,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Gate:
-    """A threshold of the user: "max-kl", "min-top1", "max-ppl-increase", "baseline"."""
+    """What a user asked for: "max-kl", "min-top1", "max-ppl-increase", "baseline KL", ..."""
 
     name: str
     limit: str
@@ -327,7 +329,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Verification:
-    """The whole result; `passed` is the verdict."""
+    """The whole result; `passed` is the verdict, `verdict` says what it leaves open, too."""
 
     format: int
     mnnsmith: str
@@ -344,3 +346,18 @@ class Verification:
     def passed(self) -> bool:
         """Whether no check failed and every gate holds."""
         return all(c.status != "failed" for c in self.checks) and all(g.passed for g in self.gates)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Checks that could not run: what they prove is not known."""
+        return tuple(check.name for check in self.checks if check.status == "skipped")
+
+    @property
+    def verdict(self) -> str:
+        """ "passed", or "passed, 2 checks skipped: exact, layers"; the same with "failed"."""
+        word = "passed" if self.passed else "failed"
+        if not self.skipped:
+            return word
+        count = len(self.skipped)
+        noun = "check" if count == 1 else "checks"
+        return f"{word}, {count} {noun} skipped: {', '.join(self.skipped)}"

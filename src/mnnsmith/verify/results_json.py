@@ -49,21 +49,29 @@ def non_finite(value: Any, where: str = "") -> str | None:
     return next(_non_finite(value, where), None)
 
 
-def read_verification(source: str | Path, where: str | None = None) -> Verification:
-    """The result that `to_json` wrote.
+def read_verification(path: str | Path) -> Verification:
+    """The result in a file that `verify --json` wrote.
 
-    source: a Path, or the text itself.  where: what messages call it; by default the path.
     Raises `UsageError`, with the place of what is wrong, for a file that cannot be read or is no
     such result.
     """
+    return parse_verification(read_result(path), str(user_path(path)))
+
+
+def read_result(path: str | Path) -> str:
+    """The text of such a file; raises `UsageError`."""
     try:
-        if isinstance(source, Path):
-            path = user_path(source)
-            where = where or str(path)
-            text = read_text(path)
-        else:
-            where = where or "the verification"
-            text = source
+        return read_text(user_path(path))
+    except SourceError as error:
+        raise UsageError(error.message, error.hint or _HINT) from error
+
+
+def parse_verification(text: str, where: str) -> Verification:
+    """The result whose text `to_json` gave.
+
+    where: what messages call it.  Raises `UsageError`, with the place of what is wrong.
+    """
+    try:
         data = parse_json(text, where)
     except SourceError as error:
         raise UsageError(error.message, error.hint or _HINT) from error

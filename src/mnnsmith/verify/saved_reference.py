@@ -51,6 +51,10 @@ class RecordingReference:
     def pictures(self) -> PictureReference | None:
         return self._reference.pictures
 
+    @property
+    def computes(self) -> bool:
+        return self._reference.computes
+
     def available(self) -> Collection[str]:
         return self._reference.available()
 
@@ -84,14 +88,11 @@ def save_reference(
     reference: Reference,
     runs: Iterable[ReferenceRun],
     original: Prepared,
-    *,
-    text_sha256: str | None = None,
 ) -> None:
     """Write `runs` of `reference` to `path`, whole or not at all; an existing file is replaced.
 
-    original: what the reference computes with, whose files are hashed.  text_sha256: of the text
-    that the ids are of.  Raises `MissingResourceError` where the file cannot be written,
-    `UsageError` for no run at all.
+    original: what the reference computes with, whose files are hashed.  Raises
+    `MissingResourceError` where the file cannot be written, `UsageError` for no run at all.
     """
     kept = list(runs)
     if not kept:
@@ -115,7 +116,6 @@ def save_reference(
         "name": reference.name,
         "model_type": original.checkpoint.model_type,
         "files": _hashes(original),
-        "text_sha256": text_sha256,
         "windows": windows,
     }
     text = json.dumps(meta, sort_keys=True).encode()
@@ -151,7 +151,6 @@ class SavedReference:
         except BaseException:
             self._file.close()
             raise
-        self.text_sha256: str | None = self._meta["text_sha256"]
 
     @property
     def name(self) -> str:
@@ -175,6 +174,10 @@ class SavedReference:
                 f"{', '.join(other[:_SHOWN])} differ from those of {original.checkpoint.origin}.",
                 _AGAIN,
             )
+
+    @property
+    def computes(self) -> bool:
+        return False
 
     def available(self) -> Collection[str]:
         """Values that every window has."""
@@ -320,7 +323,6 @@ def _meta(file: ArrayFile) -> dict[str, Any]:
         isinstance(data.get("name"), str)
         and isinstance(files, dict)
         and all(isinstance(value, str) for value in files.values())
-        and isinstance(data.get("text_sha256"), str | None)
         and isinstance(windows, list)
         and all(_is_window(window) for window in windows)
     )

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from mnnsmith.engine import Engine
 from mnnsmith.errors import UsageError
 from mnnsmith.text.tokenizer import TextTokenizer
-from mnnsmith.verify.context import Context, Level
-from mnnsmith.verify.greedy import divergence_position, greedy_text
+from mnnsmith.verify.context import Context, Level, Progress
+from mnnsmith.verify.greedy import divergence_position, engine_draft, greedy_text
 from mnnsmith.verify.intervals import block_means, mean_interval, rate_interval
 from mnnsmith.verify.metrics import RowScores, exponential, histogram, perplexity, score_rows
 from mnnsmith.verify.reference import F32, Reference
@@ -88,10 +88,11 @@ def check_statistical(context: Context) -> Outcome[StatisticalFigures | None]:
             context.bundle.path, threads=context.threads, all_logits=True
         ) as engine,
     ):
-        scored = _score(engine, reference, cut.windows)
+        scored = _score(engine, reference, cut.windows, context.progress)
         if isinstance(scored, _NotFinite):
             return _not_finite(scored, cut.windows)
-        texts = greedy_text(reference, prompts, tokens)
+        draft = engine_draft(engine) if reference.computes else None
+        texts = greedy_text(reference, prompts, tokens, draft)
         greedy = tuple(
             divergence_position(engine, prompt, text)
             for prompt, text in zip(prompts, texts, strict=True)
@@ -102,7 +103,7 @@ def check_statistical(context: Context) -> Outcome[StatisticalFigures | None]:
 
 
 def _score(
-    engine: Engine, reference: Reference, windows: Sequence[Window]
+    engine: Engine, reference: Reference, windows: Sequence[Window], progress: Progress
 ) -> list[_Scored] | _NotFinite:
     """Every window's rows, in the order of the windows."""
     scored: dict[int, _Scored] = {}
@@ -118,6 +119,7 @@ def _score(
                 if bad.any():
                     return _NotFinite(model, place, int(bad.argmax()))
             scored[place] = _Scored(window, score_rows(found, expected, window.targets))
+            progress(len(scored), len(windows))
     return [scored[place] for place in range(len(windows))]
 
 
@@ -167,7 +169,7 @@ def _figures(
     reference_loss = np.concatenate([part.rows.reference_loss for part in scored])
     top1 = np.concatenate([part.rows.top1 for part in scored])
     top5 = np.concatenate([part.rows.top5 for part in scored])
-    block_kl = block_means(kl, BLOCK_TOKENS)
+    block_kl, block_top1 = block_means(kl, BLOCK_TOKENS), block_means(top1, BLOCK_TOKENS)
     # Paired: each token's loss in one model minus that in the other, of the same token.
     block_increase = block_means(loss - reference_loss, BLOCK_TOKENS)
     increase = mean_interval(block_increase)
@@ -180,7 +182,7 @@ def _figures(
         kl_median=float(np.median(kl)),
         kl_p99=float(np.percentile(kl, 99)),
         kl_max=float(kl.max()),
-        top1=rate_interval(block_means(top1, BLOCK_TOKENS), BLOCK_TOKENS),
+        top1=rate_interval(block_top1, BLOCK_TOKENS),
         top5=rate_interval(block_means(top5, BLOCK_TOKENS), BLOCK_TOKENS),
         perplexity=perplexity(loss),
         reference_perplexity=perplexity(reference_loss),
@@ -191,6 +193,7 @@ def _figures(
         ),
         block_kl=tuple(block_kl.tolist()),
         block_loss_increase=tuple(block_increase.tolist()),
+        block_top1=tuple(block_top1.tolist()),
         kl_histogram=histogram(kl),
         sections=_sections(scored),
         greedy_tokens=greedy[0],

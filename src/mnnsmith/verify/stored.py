@@ -162,7 +162,8 @@ def printed_value(stored: StoredVector, original: F32) -> F32:
     values = stored.values()
     if not stored.rounded:
         return values
-    same = np.abs(values - original) <= _PRINTED + np.spacing(np.abs(original))
+    with np.errstate(invalid="ignore"):
+        same = np.abs(values - original) <= _PRINTED + np.spacing(np.abs(original))
     return np.where(same, original, values)
 
 
@@ -215,7 +216,9 @@ def _values_part(
     values = vector.values()
     if vector.rounded:
         values = printed_value(vector, read_vector(slot, original.checkpoint))
-    return _ValuesPart(slot.first_row, values - np.float32(slot.add))
+    # Damaged values may be no numbers.
+    with np.errstate(invalid="ignore"):
+        return _ValuesPart(slot.first_row, values - np.float32(slot.add))
 
 
 def head_tensor(model: LanguageModel, checkpoint: Checkpoint) -> Tensor:

@@ -200,11 +200,11 @@ def _read_node(
         weight, bias = node.slots["weight"], node.slots.get("bias")
         assert isinstance(weight, MatrixSlot)
         matrices[name], stored_bias = _matrix(reader, name, main, weight)
-        if stored_bias is not None:
-            vectors[name, "bias"] = stored_bias
         if (stored_bias is None) != (bias is None):
             has = "none" if stored_bias is None else "one"
             raise BundleError(f"{name}: {has} is stored where the bias is {bias}.")
+        if stored_bias is not None:
+            vectors[name, "bias"] = stored_bias
     elif node.kind == "rms_norm":
         gain = node.slots["gain"]
         assert isinstance(gain, VectorSlot)
@@ -231,7 +231,8 @@ def _gain(reader: _Reader, name: str, main: Fields, slot: VectorSlot) -> StoredV
     offset, gain_bytes, offset_bytes = main.integers("external", 3)[:3]
     gain = reader.vector(name, offset, gain_bytes, slot.size)
     beta = reader.vector(f"{name}: offset", offset + gain_bytes, offset_bytes, slot.size)
-    if beta.values().any():
+    # As bytes: of numbers, one that is none would be warned of.
+    if beta.values().view(np.uint32).any():
         raise BundleError(f"{name}: the offset stored beside its gain is not zero.")
     return gain
 

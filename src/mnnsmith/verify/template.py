@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mnnsmith.bundle import Bundle
-from mnnsmith.errors import EngineError, TemplateError, UsageError
+from mnnsmith.errors import EngineError, MnnsmithError, TemplateError, UsageError
 from mnnsmith.files import read_json_object
 from mnnsmith.mnn.config_files import TOKENIZER_FILE
 from mnnsmith.mnn.mtok_reader import read_mtok
@@ -24,6 +24,7 @@ from mnnsmith.verify.dialogues import Dialogue, dialogues
 from mnnsmith.verify.results import Finding, Outcome, Severity, TextFigures
 from mnnsmith.verify.token_files import Truth, truth
 from mnnsmith.verify.tokens import TRANSFORMERS_ERRORS, original_folder
+from mnnsmith.verify.torch_model import load_processor, load_tokenizer
 
 _CONFIG_FILE = "llm_config.json"
 _EXAMPLES = 2
@@ -72,6 +73,8 @@ def check_template(context: Context) -> Outcome[TextFigures]:
             f"{len(prompts)} dialogues: {len(differing) or 'none'} rendered otherwise than by "
             f"{name}, {engine or 'none'} by the engine"
         )
+    if texts:
+        summary = f"what the bundle has is not the original's; {summary}"
     return Outcome(summary, TextFigures(len(prompts), len(differing), engine), tuple(findings))
 
 
@@ -141,14 +144,7 @@ def _by_transformers(
     name = f"transformers {transformers.__version__}"
     rendered = []
     try:
-        if _sees(context.bundle):
-            renderer = transformers.AutoProcessor.from_pretrained(
-                str(folder), backend="pil", local_files_only=True
-            )
-        else:
-            renderer = transformers.AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True
-            )
+        renderer = load_processor(folder) if _sees(context.bundle) else load_tokenizer(folder)
         for prompt in prompts:
             text = prompt.text
             # What our own renderer refused or stopped is not run without its limits.
@@ -159,7 +155,7 @@ def _by_transformers(
                     **{"add_generation_prompt": True, **prompt.dialogue.variables},
                 )
             rendered.append(_Prompt(prompt.dialogue, text))
-    except (*TRANSFORMERS_ERRORS, JinjaError) as error:
+    except (MnnsmithError, *TRANSFORMERS_ERRORS, JinjaError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         note = Finding("note", name, f"cannot be compared with: {first_line:.200}")
         return ours, prompts, [note]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnnsmith.bundle.bundle import TOKENIZER_JSON
-from mnnsmith.errors import EngineError
+from mnnsmith.errors import EngineError, MnnsmithError
 from mnnsmith.mnn.config_files import TOKENIZER_FILE
 from mnnsmith.text.tokenizer import TextTokenizer
 from mnnsmith.verify.context import Context
@@ -20,6 +20,7 @@ from mnnsmith.verify.corpus import corpus_strings
 from mnnsmith.verify.engine_limits import Difference, explanation, shown_explanation
 from mnnsmith.verify.results import Finding, Outcome, Severity, TextFigures
 from mnnsmith.verify.token_files import Truth, compare_files, truth
+from mnnsmith.verify.torch_model import load_tokenizer, quiet
 from mnnsmith.verify.user_text import read_user_texts
 
 # Every how manieth text of the corpus a level takes.
@@ -165,14 +166,13 @@ def _transformers(context: Context, cases: Sequence[_Case]) -> Iterator[Finding]
     folder = original_folder(context)
     if folder is None or importlib.util.find_spec("transformers") is None:
         return
-    from transformers import AutoTokenizer
-
     name = "transformers' tokenizer of the original"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = load_tokenizer(folder)
         texts = [case.text for case in cases]
-        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    except TRANSFORMERS_ERRORS as error:
+        with quiet():
+            ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    except (MnnsmithError, *TRANSFORMERS_ERRORS) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         yield Finding("note", name, f"cannot be compared with: {first_line:.200}")
         return
@@ -196,8 +196,9 @@ def _engine(context: Context, expected: Truth, cases: Sequence[_Case]) -> tuple[
     rows = context.bundle.vocab_size
     try:
         with context.open_engine(context.bundle.path) as engine:
-            for case in cases:
+            for done, case in enumerate(cases, 1):
                 limits.compare_ids(case, engine.engine_tokenize(case.text))
+                context.progress(done, len(cases))
                 if max(case.ids, default=0) < rows:
                     shown = engine.engine_detokenize(case.ids)
                     limits.compare_shown(case, shown.decode("utf-8", "replace"))

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mnnsmith.errors import MissingResourceError, SourceError, UnsupportedError
+from mnnsmith.files import read_json_object
 from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.sources.safetensors import SafeTensor
 
+# Files that may name code of the checkpoint.
+_CONFIGS = (
+    "tokenizer_config.json", "config.json", "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
 _FLOATS = ("F32", "F16", "BF16")
 # Keys of a config that say how weights are stored, or name code; neither is for us.
 _STORAGE_KEYS = ("quantization_config", "auto_map", "dtype", "torch_dtype", "transformers_version")
@@ -37,8 +42,9 @@ def torch_and_transformers() -> tuple[Any, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from printing progress and advice."""
-    _, transformers = torch_and_transformers()
+    """Keep transformers, which must be there, from printing progress and advice."""
+    import transformers
+
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -49,6 +55,41 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer, by transformers' own classes; torch is not needed.
+
+    Raises `UnsupportedError` where the folder asks for code of its own, which is never run, and
+    whatever transformers raises for files that it does not take.
+    """
+    import transformers
+
+    _refuse_code(folder, "AutoTokenizer")
+    with quiet():
+        return transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+
+
+def load_processor(folder: Path) -> Any:
+    """As `load_tokenizer`, with what prepares pictures, by Pillow."""
+    import transformers
+
+    _refuse_code(folder, "AutoTokenizer", "AutoProcessor", "AutoImageProcessor")
+    with quiet():
+        return transformers.AutoProcessor.from_pretrained(
+            str(folder), backend="pil", local_files_only=True, trust_remote_code=False
+        )
+
+
+def _refuse_code(folder: Path, *classes: str) -> None:
+    for name in _CONFIGS:
+        path = folder / name
+        code = read_json_object(path).get("auto_map") if path.is_file() else None
+        # A list is how it was once written for tokenizers.
+        if isinstance(code, list) or (isinstance(code, dict) and code.keys() & set(classes)):
+            raise UnsupportedError(f"{name} names code of the checkpoint, which is not run")
 
 
 def own_folder(checkpoint: Checkpoint) -> Path | None:

@@ -141,6 +141,10 @@ class TransformersReference:
             self._torch_model, self._model.vision, self._streaming, self._computing
         )
 
+    @property
+    def computes(self) -> bool:
+        return True
+
     def available(self) -> Collection[str]:
         return self._values.keys()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -13,6 +13,7 @@ from typing import Any
 from mnnsmith.bundle import Bundle, open_bundle
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.engine import Device, Engine, parse_device
+from mnnsmith.engine.machine import MAX_THREADS
 from mnnsmith.errors import MissingResourceError, MnnsmithError, UsageError
 from mnnsmith.inspection.check import check
 from mnnsmith.mnn.graph_json import ENGINE_VERSION
@@ -54,7 +55,14 @@ _REFERENCES: Mapping[str, tuple[Weights, ...]] = {
     "layers": ("stored", "original"),
     "vision": ("stored", "original"),
 }
-# (check, done, total)
+# Which checks an option is for.
+_USERS: Mapping[str, tuple[str, ...]] = {
+    "--bisect": ("layers",),
+    "--text": ("tokens", "statistical", "ranges"),
+    "--image": ("vision",),
+    "--reference": tuple(_REFERENCES),
+}
+# (check, done, total), in the check's own units
 Progress = Callable[[str, int, int], None]
 
 
@@ -101,7 +109,7 @@ def verify(
     bisect: go on inside the first block that differs.  device: where the bundle runs, see
     `engine.parse_device`; the reference always runs here.
     thresholds, baseline: what the result is held against; each becomes a gate of it.
-    recorded: note the result in the bundle's `mnnsmith.json`.
+    recorded: note the result in the bundle's `mnnsmith.json`; nothing of `texts` is noted.
 
     A check that fails, or breaks off with an error of ours, is a failed check of the result.
     Raises `UsageError` for wrong options, an original that is unknown or another model's, and
@@ -109,6 +117,8 @@ def verify(
     """
     began = time.monotonic()
     chosen_level, limits = _level(level), thresholds or Thresholds()
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"threads must be from 1 to {MAX_THREADS}, found {threads}.")
     engines = _Engines(parse_device(device))
     chosen = choose_reference(reference, save_reference)
     files = tuple(Path(text) for text in texts)
@@ -117,15 +127,27 @@ def verify(
     pictures = tuple(Path(image) for image in images)
     for path in pictures:
         load_picture(path)
-    outline = _outline(bundle, source, revision, offline, checks, chosen, limits)
+    if source is None and (revision is not None or offline):
+        raise UsageError(
+            "A revision, or offline, is about a source, and none is given.", "Give --source MODEL."
+        )
+    statistics = limits.needs_statistics or (
+        baseline is not None and baseline.figures.statistical is not None
+    )
+    given = {"--bisect": bisect, "--text": bool(files), "--image": bool(pictures),
+             "--reference": reference != "auto"}  # fmt: skip
+    names = _chosen_checks(bundle, checks, chosen, statistics=statistics, given=given)
+    needed = names if checks is not None else ("statistical",) if statistics else ()
+    lacking = _lacking(names, chosen, needed)
+    outline = _outline(bundle, source, revision, offline, names, lacking, chosen)
     if baseline is not None:
         require_same_model(_subject(outline, engines), baseline.subject)
     context = Context(
         outline.bundle, outline.original, chosen_level, engines.open, _no_reference, files, threads,
-        pictures,
+        pictures, bisect,
     )  # fmt: skip
     report = progress or (lambda check, done, total: None)
-    done, figures = _compare(outline, context, bisect, report)
+    done, figures = _compare(outline, context, report)
     result = Verification(
         format=FORMAT,
         mnnsmith=__version__,
@@ -139,7 +161,7 @@ def verify(
         figures=figures,
     )
     result = replace(result, gates=judge(result, limits, baseline))
-    return record(outline.bundle, result) if recorded else result
+    return record(outline.bundle, result, private=bool(files)) if recorded else result
 
 
 def _level(text: str) -> Level:
@@ -149,52 +171,91 @@ def _level(text: str) -> Level:
     raise UsageError(f"level must be one of {', '.join(LEVELS)}, not {text!r:.40}.")
 
 
-def _outline(
+def _chosen_checks(
     path: str | Path,
-    source: str | Path | None,
-    revision: str | None,
-    offline: bool,
     checks: Sequence[str] | None,
     reference: Chosen,
-    limits: Thresholds,
-) -> _Outline:
+    *,
+    statistics: bool,
+    given: Mapping[str, bool],
+) -> tuple[str, ...]:
+    """The checks in their order, if every option is of use to one of them.
+
+    statistics: a gate needs them.  given: whether the user gave an option.
+    """
     unknown = [name for name in checks or () if name not in CHECKS]
     if unknown:
         raise UsageError(f"{unknown[0]!r:.60} is no check.", f"There are: {', '.join(CHECKS)}.")
     if checks is not None and not checks:
         raise UsageError("No check is chosen.", f"There are: {', '.join(CHECKS)}.")
-    # What is damaged is for the check "files" to say.
-    bundle = open_bundle(path, whole=checks is not None and "files" not in checks)
-    sees = bundle.manifest.model.get("vision") is not None
+    sees = open_bundle(path, whole=False).manifest.model.get("vision") is not None
     chosen = tuple(
         name
         for name in _CHECKS
         if (checks is None or name in checks) and (sees or name != "vision")
     )
     if not chosen:
-        raise UsageError(f"{bundle.path}: sees no pictures.", "Choose other checks.")
-    if "statistical" not in chosen and (limits.needs_statistics or reference.save_as):
+        raise UsageError(f"{path}: sees no pictures.", "Choose other checks.")
+    if "statistical" not in chosen and (statistics or reference.save_as):
         raise UsageError(
-            "Thresholds, and a reference to save, need the statistical check.",
+            "Thresholds, a baseline with figures, and a reference to save need the statistical "
+            "check.",
             "Add it: --check " + ",".join((*chosen, "statistical")),
         )
-    lacking = [
+    for option, users in _USERS.items():
+        if given[option] and not set(users) & set(chosen):
+            raise UsageError(
+                f"{option} is of no use to {', '.join(chosen)}.",
+                f"Leave it out, or add one of the checks that it is for: {', '.join(users)}.",
+            )
+    return chosen
+
+
+def _lacking(chosen: Sequence[str], reference: Chosen, needed: Collection[str]) -> dict[str, str]:
+    """Checks without anything to compare with, and why.
+
+    Raises `MissingResourceError` for those that are needed: named by the user, or by a gate.
+    """
+    found = [
         name for name in chosen if not set(_REFERENCES.get(name, ())) <= set(reference.weights)
     ]
-    if lacking and (checks is not None or limits.needs_statistics):
-        raise MissingResourceError(f"{', '.join(lacking)}: there is nothing to compare with.", HINT)
+    if lost := [name for name in found if name in needed]:
+        raise MissingResourceError(f"{', '.join(lost)}: there is nothing to compare with.", HINT)
+    return dict.fromkeys(found, f"there is nothing to compare with. {HINT}")
+
+
+def _outline(
+    path: str | Path,
+    source: str | Path | None,
+    revision: str | None,
+    offline: bool,
+    chosen: tuple[str, ...],
+    lacking: Mapping[str, str],
+    reference: Chosen,
+) -> _Outline:
+    # What is damaged is for the check "files" to say.
+    bundle = open_bundle(path, whole="files" not in chosen)
     original = None
     if source is not None or any(name not in WITHOUT_ORIGINAL for name in chosen):
         original = open_original(
             bundle, source, revision=revision, offline=offline,
             weights=any(name not in WITHOUT_ORIGINAL for name in chosen),
         )  # fmt: skip
-    reason = f"there is nothing to compare with. {HINT}"
-    return _Outline(bundle, original, chosen, dict.fromkeys(lacking, reason), reference)
+    if reference.save_as is not None:
+        _check_apart(reference.save_as, bundle, original)
+    return _Outline(bundle, original, chosen, lacking, reference)
+
+
+def _check_apart(path: Path, bundle: Bundle, original: Prepared | None) -> None:
+    """A file that is to be written must not be one of those that are to be read."""
+    place = path.resolve()
+    read = [*bundle.path.iterdir(), *(original.checkpoint.files if original else ())]
+    if any(place == file.resolve() for file in read):
+        raise UsageError(f"{path}: is to be read, and would be replaced.", "Give another name.")
 
 
 def _compare(
-    outline: _Outline, context: Context, bisect: bool, report: Progress
+    outline: _Outline, context: Context, report: Progress
 ) -> tuple[tuple[Check, ...], Figures]:
     """Run the checks, with references that they share."""
     with ExitStack() as stack:
@@ -204,11 +265,11 @@ def _compare(
                 References(outline.bundle, outline.original, outline.reference, context.threads)
             )
             context = replace(context, open_reference=references)
-        done = [_run(name, context, outline.skipped, bisect, report) for name in outline.checks]
+        done = [_run(name, context, outline.skipped, report) for name in outline.checks]
         figures = Figures(**{c.name: found for c, found in done if found is not None})
         checks = tuple(check for check, _ in done)
         if references is not None and figures.statistical is not None:
-            checks = _saved(references, figures.statistical.text_sha256, checks)
+            checks = _saved(references, checks)
     return checks, figures
 
 
@@ -226,12 +287,10 @@ class _Engines:
         return engine
 
 
-def _saved(
-    references: References, text_sha256: str, checks: tuple[Check, ...]
-) -> tuple[Check, ...]:
+def _saved(references: References, checks: tuple[Check, ...]) -> tuple[Check, ...]:
     """Save the reference; that this fails must not lose what was found."""
     try:
-        references.save(text_sha256)
+        references.save()
     except MnnsmithError as error:
         finding = Finding("error", "--save-reference", error.message, error.hint)
         return tuple(
@@ -243,35 +302,45 @@ def _saved(
     return checks
 
 
-def _no_reference(weights: Weights) -> Reference:
+def _no_reference(weights: Weights, *, computes: bool = False) -> Reference:
     raise UsageError(f"There is no reference with {weights} weights.", "Give --source MODEL.")
+
+
+class _Counted:
+    """Reports the progress of one check, and knows where it ends."""
+
+    def __init__(self, name: str, report: Progress) -> None:
+        self.total = 1
+        self._name = name
+        self._report = report
+
+    def __call__(self, done: int, total: int) -> None:
+        self.total = total
+        self._report(self._name, done, total)
 
 
 def _run(
     name: str,
     context: Context,
     skipped: Mapping[str, str],
-    bisect: bool,
     report: Progress,
 ) -> tuple[Check, Any]:
     """One check and its figures; an error of ours inside of it is its failure."""
     if name in skipped:
         return Check(name, "skipped", skipped[name], 0.0), None
-    report(name, 0, 1)
+    counted = _Counted(name, report)
+    counted(0, 1)
     began = time.monotonic()
     outcome: Outcome[Any]
     try:
-        if name == "layers":
-            outcome = check_layers(context, bisect=bisect)
-        else:
-            outcome = _CHECKS[name](context)
+        outcome = _CHECKS[name](replace(context, progress=counted))
     except MnnsmithError as error:
         finding = Finding("error", name, error.message, error.hint)
         outcome = Outcome(f"broke off: {error.message}", None, (finding,))
     outcome = _finite(name, outcome)
     failed = any(finding.severity == "error" for finding in outcome.findings)
     seconds = round(time.monotonic() - began, 2)
-    report(name, 1, 1)
+    counted(counted.total, counted.total)
     status: Status = "failed" if failed else "passed"
     return Check(name, status, outcome.summary, seconds, outcome.findings), outcome.figures
 

@@ -23,24 +23,37 @@ _ARITHMETIC = 2.0**-22
 
 
 @dataclass(frozen=True)
-class Difference:
+class WideScale:
+    """A block whose levels stand too far apart: `times` as far as its weights need."""
+
+    row: int
+    block: int
+    times: float
+
+
+@dataclass(frozen=True)
+class RowDifference:
     """Sums of squares of the difference and of the original, the largest difference in steps of
-    its block (None for floats), and the slot's rows that are off by more than rounding."""
+    its block (None for floats), the slot's rows that are off by more than rounding, and the block
+    with the widest of scales that are too wide."""
 
     squares: float
     original_squares: float
     steps: float | None
     off: npt.NDArray[np.int64]
+    wide: WideScale | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[Difference]) -> Difference:
+    def of(cls, parts: Sequence[RowDifference]) -> RowDifference:
         """All parts of one matrix."""
         steps = [part.steps for part in parts if part.steps is not None]
+        wide = [part.wide for part in parts if part.wide is not None]
         return cls(
             sum(part.squares for part in parts),
             sum(part.original_squares for part in parts),
             max(steps, default=None),
             np.concatenate([part.off for part in parts]),
+            max(wide, key=lambda block: block.times, default=None),
         )
 
     @property
@@ -56,12 +69,18 @@ def rows_at_a_time(matrix: StoredMatrix) -> Iterator[tuple[int, int]]:
     return row_ranges(matrix.rows, matrix.cols, _BLOCK_BYTES)
 
 
-def compare_rows(task: MatrixTask, matrix: StoredMatrix, start: int, stop: int) -> Difference:
-    """Rows start..stop of a slot."""
+def compare_rows(task: MatrixTask, matrix: StoredMatrix, start: int, stop: int) -> RowDifference:
+    """Rows start..stop of a slot.
+
+    A row that is quantized here is off where a weight is further from the original's than rounding
+    to the stored levels explains, or where the levels themselves stand further apart than the
+    original's row asks for.  One that is carried over must be the source's own.
+    """
     expected = matrix_rows(task.slot, task.tensor, start, stop)
     encoding = matrix.encoding
     blocks = matrix.blocks_of(start, stop) if isinstance(encoding, BlockEncoding) else None
     found = matrix.rows_of(start, stop) if blocks is None else blocks.dequantize()
+    wide = None
     with np.errstate(all="ignore"):
         found -= expected
         difference = np.abs(found, out=found).reshape(stop - start, -1)
@@ -72,12 +91,44 @@ def compare_rows(task: MatrixTask, matrix: StoredMatrix, start: int, stop: int) 
             largest = difference.reshape(stop - start, -1, blocks.block).max(-1)
             bound = _bound(task, matrix, blocks)
             good = largest <= bound
+            if not task.carried:
+                too_wide = _too_wide(expected, blocks, encoding)
+                good &= ~(too_wide > 0)
+                wide = _widest(too_wide, start)
             used = blocks.scale > 0
             in_steps = np.divide(largest, blocks.scale, out=np.zeros_like(largest), where=used)
             steps = float(in_steps.max(initial=0.0, where=np.isfinite(in_steps)))
         # The negation also takes what is no number.
         off = start + np.flatnonzero(~good.all(-1))
-        return Difference(_squares(difference), _squares(expected), steps, off)
+        return RowDifference(_squares(difference), _squares(expected), steps, off, wide)
+
+
+def _too_wide(expected: F32, blocks: QuantizedRows, encoding: BlockEncoding) -> F32:
+    """How many times too wide the scale of each block is, [rows, blocks]; 0 where it is right.
+
+    The widest right one spans the block's own weights, and is rounded to its stored precision; what
+    the bundle says must not be the measure of itself.
+    """
+    relative, least = _ROUNDING[encoding.scale_bits]
+    starts = np.arange(0, expected.size, blocks.block)
+    flat = expected.reshape(-1)
+    low, high = np.minimum.reduceat(flat, starts), np.maximum.reduceat(flat, starts)
+    if blocks.zero is None:
+        needed = np.maximum(high, -low) / np.float32((1 << (blocks.bits - 1)) - 1)
+    else:
+        needed = (high - low) / np.float32((1 << blocks.bits) - 1)
+    needed = needed.reshape(blocks.scale.shape)
+    widest = needed * np.float32(1 + relative + _ARITHMETIC) + np.float32(least)
+    scale = np.abs(blocks.scale)
+    times: F32 = np.where(scale > widest, scale / needed, np.float32(0))
+    return times
+
+
+def _widest(times: F32, start: int) -> WideScale | None:
+    """The worst block of what `_too_wide` gives for the rows from `start` on."""
+    row, block = divmod(int(times.argmax()), times.shape[1])
+    worst = float(times[row, block])
+    return WideScale(start + row, block, worst) if worst > 0 else None
 
 
 def _squares(values: F32) -> float:
@@ -106,7 +157,7 @@ def _bound(task: MatrixTask, matrix: StoredMatrix, blocks: QuantizedRows) -> F32
 
 
 def _block_bound(blocks: QuantizedRows, scale_bits: int) -> F32:
-    """The same after rounding to nearest.
+    """The same after rounding to nearest, of blocks whose scale is no wider than they need.
 
     Half a step, for weights within the reach of the levels.  The scale is rounded to its stored
     precision (u relative, s absolute), so that the span of the levels is up to `levels` times that
@@ -137,10 +188,10 @@ def _carried_bound(blocks: QuantizedRows) -> F32:
 def find_rows(task: MatrixTask, matrix: StoredMatrix, wanted: Sequence[int]) -> list[int | None]:
     """For stored rows that are off: the original's row that each of them is, if one is."""
     stored = np.concatenate([matrix.rows_of(row, row + 1) for row in wanted])
-    lengths = np.einsum("rc,rc->r", stored, stored)
     best = np.full(len(wanted), np.inf)
     origin = np.zeros(len(wanted), dtype=np.int64)
     with np.errstate(all="ignore"):
+        lengths = np.einsum("rc,rc->r", stored, stored)
         for start, stop in rows_at_a_time(matrix):
             rows = matrix_rows(task.slot, task.tensor, start, stop)
             # Squared distances of every stored row to every row here.
@@ -149,10 +200,10 @@ def find_rows(task: MatrixTask, matrix: StoredMatrix, wanted: Sequence[int]) -> 
             smaller = distance[nearest, np.arange(len(wanted))] < best
             best = np.where(smaller, distance[nearest, np.arange(len(wanted))], best)
             origin = np.where(smaller, start + nearest, origin)
-    return [
-        int(at) if not _off_as(task, matrix, row, int(at)) else None
-        for row, at in zip(wanted, origin, strict=True)
-    ]
+        return [
+            int(at) if not _off_as(task, matrix, row, int(at)) else None
+            for row, at in zip(wanted, origin, strict=True)
+        ]
 
 
 def _off_as(task: MatrixTask, matrix: StoredMatrix, row: int, origin: int) -> bool:

@@ -1,4 +1,7 @@
-"""Every stored weight against the original's: is it what quantizing that very row may give?"""
+"""Every stored weight against the original's: is it what quantizing that very row may give?
+
+And is the graph that reads them the original's?
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from mnnsmith.graph.weights import MatrixSlot, Role, Table
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.results import Finding, Outcome, StoredWeight, WeightFigures
 from mnnsmith.verify.stored import printed_value
+from mnnsmith.verify.stored_graph import VISUAL, compare_graph
 from mnnsmith.verify.stored_records import StoredMatrix
 from mnnsmith.verify.stored_weights import (
     EMBEDDING,
@@ -27,15 +31,19 @@ from mnnsmith.verify.stored_weights import (
     read_stored_vision,
     read_stored_weights,
 )
-from mnnsmith.verify.weight_rows import Difference, compare_rows, find_rows, rows_at_a_time
+from mnnsmith.verify.weight_rows import (
+    RowDifference,
+    WideScale,
+    compare_rows,
+    find_rows,
+    rows_at_a_time,
+)
 
 # An error that many times the median of its peers is worth a word; fewer peers say nothing.
 _FAR_ABOVE = 4.0
 _LEAST_PEERS = 4
 # Rows that are looked for among the original's, to say where they come from.
 _LOOKED_FOR = 16
-# Before the names of vision's operators, as the manifest has them.
-VISUAL = "visual/"
 _HINT = "Convert the model again; if it stays so, please report it with the model's name."
 
 
@@ -49,7 +57,8 @@ class _Part:
 
 
 def check_weights(context: Context) -> Outcome[WeightFigures]:
-    """Compare every matrix, gain, bias, constant and the embedding with the original.
+    """Compare every matrix, gain, bias, constant and the embedding with the original, and all that
+    the graph says of its operators.
 
     All of the weights are read once, a block of rows at a time, by `context.threads` threads.
 
@@ -70,12 +79,15 @@ def check_weights(context: Context) -> Outcome[WeightFigures]:
     with ThreadPoolExecutor(context.threads or usable_processors()) as pool:
         for task, matrix, difference in _differences(pool, tasks):
             figures.append(_figure(task, matrix, difference))
+            context.progress(len(figures), len(tasks))
             findings += _scheme_findings(task, matrix)
             if difference.off.size:
                 findings.append(_row_finding(task, matrix, difference))
     for part in parts:
         findings += [_within(part, finding) for finding in _vector_findings(part, original)]
-    findings += _outliers(figures)
+    wrong = {finding.where for finding in findings if finding.severity == "error"}
+    findings += compare_graph(context.bundle, original, wrong)
+    findings += _outliers([figure for figure in figures if figure.operator not in wrong])
     return Outcome(_summary(figures, findings), WeightFigures(tuple(figures)), tuple(findings))
 
 
@@ -113,7 +125,7 @@ def _within(part: _Part, finding: Finding) -> Finding:
 
 def _differences(
     pool: ThreadPoolExecutor, tasks: Sequence[tuple[MatrixTask, StoredMatrix]]
-) -> Iterator[tuple[MatrixTask, StoredMatrix, Difference]]:
+) -> Iterator[tuple[MatrixTask, StoredMatrix, RowDifference]]:
     """Compare block by block, some matrices ahead of the one that is asked for."""
     work = [
         (task, matrix, start, stop)
@@ -123,10 +135,10 @@ def _differences(
     results = pool.map(lambda item: compare_rows(*item), work)
     for task, matrix in tasks:
         parts = [next(results) for _ in rows_at_a_time(matrix)]
-        yield task, matrix, Difference.of(parts)
+        yield task, matrix, RowDifference.of(parts)
 
 
-def _figure(task: MatrixTask, matrix: StoredMatrix, difference: Difference) -> StoredWeight:
+def _figure(task: MatrixTask, matrix: StoredMatrix, difference: RowDifference) -> StoredWeight:
     return StoredWeight(
         operator=task.name,
         tensor=task.slot.tensor,
@@ -152,7 +164,7 @@ def _scheme_findings(task: MatrixTask, matrix: StoredMatrix) -> list[Finding]:
     return [Finding("error" if fewer else "warning", task.name, text, hint)]
 
 
-def _row_finding(task: MatrixTask, matrix: StoredMatrix, difference: Difference) -> Finding:
+def _row_finding(task: MatrixTask, matrix: StoredMatrix, difference: RowDifference) -> Finding:
     """Rows that rounding does not explain, and whether they are other rows of the tensor."""
     off = difference.off
     where = f"{task.name} ({task.slot.tensor})"
@@ -171,7 +183,17 @@ def _row_finding(task: MatrixTask, matrix: StoredMatrix, difference: Difference)
     if moved:
         text += f". Rows stand in other places: {', '.join(moved[:4])}"
         text += " ..." if len(moved) > 4 or off.size > _LOOKED_FOR else ""
+    elif difference.wide is not None and difference.wide.row in off:
+        text += f". {_wide_scale(task, difference.wide)}"
     return Finding("error", task.name, text + ".", _HINT)
+
+
+def _wide_scale(task: MatrixTask, wide: WideScale) -> str:
+    """That steps are wider than they need be, which is as good as fewer bits."""
+    needs = f"{wide.times:.3g} times what the row needs"
+    if not np.isfinite(wide.times):
+        needs = "not zero, as it should be"
+    return f"The scale of block {wide.block} of row {_source_row(task.slot, wide.row)} is {needs}"
 
 
 def _source_row(slot: MatrixSlot, row: int) -> int:
