@@ -166,20 +166,18 @@ def _outline(
     # What is damaged is for the check "files" to say.
     bundle = open_bundle(path, whole=checks is not None and "files" not in checks)
     sees = bundle.manifest.model.get("vision") is not None
-    chosen = tuple(
-        name
-        for name in _CHECKS
-        if (checks is None or name in checks) and (sees or name != "vision")
-    )
-    if not chosen:
-        raise UsageError(f"{bundle.path}: sees no pictures.", "Choose other checks.")
+    wanted = [name for name in CHECKS if sees or name != "vision"] if checks is None else checks
+    chosen = tuple(name for name in _CHECKS if name in wanted)
     if "statistical" not in chosen and (limits.needs_statistics or reference.save_as):
         raise UsageError(
             "Thresholds, and a reference to save, need the statistical check.",
             "Add it: --check " + ",".join((*chosen, "statistical")),
         )
+    skipped = {} if sees or "vision" not in chosen else {"vision": "the model sees no pictures"}
     lacking = [
-        name for name in chosen if not set(_REFERENCES.get(name, ())) <= set(reference.weights)
+        name
+        for name in chosen
+        if name not in skipped and not set(_REFERENCES.get(name, ())) <= set(reference.weights)
     ]
     if lacking and (checks is not None or limits.needs_statistics):
         raise MissingResourceError(f"{', '.join(lacking)}: there is nothing to compare with.", HINT)
@@ -190,7 +188,8 @@ def _outline(
             weights=any(name not in WITHOUT_ORIGINAL for name in chosen),
         )  # fmt: skip
     reason = f"there is nothing to compare with. {HINT}"
-    return _Outline(bundle, original, chosen, dict.fromkeys(lacking, reason), reference)
+    skipped |= dict.fromkeys(lacking, reason)
+    return _Outline(bundle, original, chosen, skipped, reference)
 
 
 def _compare(

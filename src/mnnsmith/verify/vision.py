@@ -42,7 +42,7 @@ from mnnsmith.verify.vision_tower import (
     place_fault,
     tower_places,
 )
-from mnnsmith.vision.settings import U8, PictureSettings
+from mnnsmith.vision.settings import U8, PictureSettings, read_picture_settings
 
 # Nats: ten times and more what float32 costs after some thousand embeddings.
 MAX_KL = 1e-6
@@ -75,20 +75,22 @@ def check_vision(context: Context) -> Outcome[VisionFigures]:
         raise UsageError("vision is compared with that of the original.", "Give --source MODEL.")
     vision = original.model.vision
     files, settings = bundle_settings(context.bundle)
+    checkpoint = original.checkpoint
+    truth = read_picture_settings(checkpoint.processor, checkpoint.origin)
     samples = sample_pictures(context.images, settings)
     # Those of few tiles first: they cost least.
     samples.sort(key=lambda sample: len(sample.picture.tiles))
     findings = list(compare_settings(context, original, files))
     canvas = context.bundle.manifest.model["vision"].get("profile") == "canvas"
     with PicturePrompts(context.bundle, settings, vision.image_token, canvas=canvas) as prompts:
-        work = _Work(context, original, vision, settings, samples, prompts)
+        work = _Work(context, original, vision, truth, samples, prompts)
         figures, more = work.run()
     return Outcome(_summary(figures, findings + more), figures, tuple(findings + more))
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One check: what it compares, and on what."""
+    """One check: what it compares, and on what.  settings: the original's, of pictures."""
 
     context: Context
     original: Prepared
