@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,21 @@ def test_a_fault_is_placed(
 
 
 # ------------------------------------------------------------------ the whole
+
+
+def test_a_context_that_holds_one_picture(images: tuple[Path, ...], tmp_path: Path) -> None:
+    write_small(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "bundle", recipe="fp16", max_context=120)
+    ready = prepare(tmp_path / "model", recipe="fp16", max_context=120)
+    with open_onnx(ready.checkpoint, ready.model, threads=1) as reference:
+        outcome = check_vision(
+            Context(
+                open_bundle(tmp_path / "bundle"), ready, "quick", Engine,
+                lambda _: nullcontext(reference), threads=1, images=images,  # type: ignore
+            )
+        )  # fmt: skip
+    assert [case.name for case in outcome.figures.cases] == ["one picture"]
+    assert [f.where for f in outcome.findings if f.severity == "note"] == ["logits"]
 
 
 def test_verify_checks_what_sees_and_nothing_else(images: tuple[Path, ...], tmp_path: Path) -> None:
