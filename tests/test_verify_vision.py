@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from mnnsmith import api
 from mnnsmith.api import Engine, convert, open_bundle, prepare
-from mnnsmith.errors import SourceError, UsageError
+from mnnsmith.errors import SourceError
 from mnnsmith.models import siglip
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.onnx_reference import open_onnx
@@ -73,7 +74,8 @@ def check(
     )
 
 
-SHAPES = {
+SHAPES: dict[str, tuple[dict[str, int], str, Callable[..., Any]]] = {
+    "smolvlm-canvas": ({}, "w8g32-vision8", open_onnx),
     "smolvlm": ({}, "w8g32-vision8", open_transformers),
     "idefics3": (
         {"image_size": 90, "patch_size": 14, "scale_factor": 3, "hidden_size": 160,
@@ -83,13 +85,14 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_sound_bundle_passes_with_margin(
-    family: str, images: tuple[Path, ...], tmp_path: Path
+    name: str, images: tuple[Path, ...], tmp_path: Path
 ) -> None:
-    shape, recipe, program = SHAPES[family]
+    shape, recipe, program = SHAPES[name]
+    family, _, profile = name.partition("-")
     write_small(tmp_path / "model", family, **shape)
-    convert(tmp_path / "model", tmp_path / "bundle", recipe=recipe)
+    convert(tmp_path / "model", tmp_path / "bundle", recipe=recipe, vision=profile or "standard")
     outcome = check(tmp_path / "bundle", tmp_path / "model", images, recipe=recipe,
                     program=program)  # fmt: skip
     figures = outcome.figures
@@ -280,6 +283,21 @@ def test_a_fault_is_placed(
 # ------------------------------------------------------------------ the whole
 
 
+def test_a_context_that_holds_one_picture(images: tuple[Path, ...], tmp_path: Path) -> None:
+    write_small(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "bundle", recipe="fp16", max_context=120)
+    ready = prepare(tmp_path / "model", recipe="fp16", max_context=120)
+    with open_onnx(ready.checkpoint, ready.model, threads=1) as reference:
+        outcome = check_vision(
+            Context(
+                open_bundle(tmp_path / "bundle"), ready, "quick", Engine,
+                lambda _: nullcontext(reference), threads=1, images=images,  # type: ignore
+            )
+        )  # fmt: skip
+    assert [case.name for case in outcome.figures.cases] == ["one picture"]
+    assert [f.where for f in outcome.findings if f.severity == "note"] == ["logits"]
+
+
 def test_verify_checks_what_sees_and_nothing_else(images: tuple[Path, ...], tmp_path: Path) -> None:
     write_small(tmp_path / "model")
     recipe = "w8g32-vision8"
@@ -301,10 +319,12 @@ def test_verify_checks_what_sees_and_nothing_else(images: tuple[Path, ...], tmp_
 def test_a_model_of_text_has_no_such_check(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model")
     convert(tmp_path / "model", tmp_path / "bundle", recipe="w8g32")
-    with pytest.raises(UsageError, match="sees no pictures"):
-        api.verify(tmp_path / "bundle", tmp_path / "model", checks=["vision"])
     found = api.verify(tmp_path / "bundle", tmp_path / "model", checks=["files", "vision"])
-    assert [c.name for c in found.checks] == ["files"]
+    assert [(c.name, c.status) for c in found.checks] == [
+        ("files", "passed"),
+        ("vision", "skipped"),
+    ]
+    assert found.checks[1].summary == "the model sees no pictures"
 
 
 def damaged(path: Path, at: int) -> None:

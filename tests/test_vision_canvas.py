@@ -257,9 +257,14 @@ def test_a_tokenizer_without_grids_takes_whole_pictures_only(tmp_path: Path) -> 
     path = tmp_path / "model" / "tokenizer.json"
     text = path.read_text()
     path.write_text(text.replace("<row_1_col_", "<line_1_col_"))
+    bundle = convert(tmp_path / "model", tmp_path / "bundle", recipe="fp16", vision="canvas")
     layout = prepare(tmp_path / "model", vision="canvas").canvas
     assert layout is not None and layout.columns == 0
     assert layout.lengths[0] == [5] and set(layout.places) == {(0, 0)}
+    _image(2 * TILE, TILE).save(tmp_path / "wide.png")
+    shown = f"<img><hw>{TILE},{2 * TILE}</hw>{tmp_path / 'wide.png'}</img>"
+    (turn,) = run_app(bundle.path, [f"User:{shown}?"], tmp_path)
+    assert len(turn.ids) == len("User:?") + 2 + len(layout.wrong)
 
 
 def test_verify_looks_into_the_part_that_encodes_a_tile(tmp_path: Path) -> None:

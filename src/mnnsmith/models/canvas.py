@@ -86,7 +86,7 @@ def canvas_graph(
 
 
 def _one_tile(encode: Callable[[Graph, Value], Value], cells: Value, shape: list[Dim]) -> Graph:
-    """The features of tile `number` of all cells: memory is that of one, whatever the grid."""
+    """The features of tile `number` of all cells: activations are those of one, not of a batch."""
     g = Graph(ENCODE)
     number = g.input(NUMBER, [], DType.INT32)
     going = g.input(GOING, [1], DType.INT32)
@@ -120,7 +120,7 @@ def _grid_number(g: Graph, bands: Value, columns: Value, layout: CanvasLayout) -
 
 def _most(layout: CanvasLayout) -> tuple[int, int]:
     """Bands and columns of the smallest canvas that is too large either way."""
-    return layout.rows + 2, layout.columns + 1
+    return layout.rows + 2, max(layout.columns, 1) + 1
 
 
 def _tables(layout: CanvasLayout) -> tuple[list[int], list[int], list[int]]:

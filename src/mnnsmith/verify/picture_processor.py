@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.errors import BundleError
@@ -17,13 +18,16 @@ from mnnsmith.verify.picture_prompts import PicturePrompt
 from mnnsmith.verify.pictures import Sample
 from mnnsmith.verify.results import Finding
 from mnnsmith.verify.tokens import TRANSFORMERS_ERRORS, original_folder
-from mnnsmith.vision.settings import U8, PictureSettings
+from mnnsmith.vision.settings import F32, U8, PictureSettings
 
 _CONFIG = "llm_config.json"
 _AGAIN = "Convert the model again, or copy the bundle again."
 # Levels by which a pixel may be off: another version of Pillow may round otherwise.
 _MAX_LEVELS = 1.5
 _SHOWN = 4
+# Of a narrow picture, the axis of channels cannot be told.
+_LAST = "channels_last"
+Array = npt.NDArray[Any]
 
 
 def compare_settings(
@@ -91,12 +95,8 @@ def compare_with_transformers(
     return sum(finding.severity == "error" for finding in findings), findings
 
 
-# Of a narrow picture, the axis of channels cannot be told.
-_LAST = "channels_last"
-
-
 def _tiles(
-    sample: Sample, theirs: np.ndarray[Any, Any], settings: PictureSettings, name: str
+    sample: Sample, theirs: Array, settings: PictureSettings, name: str
 ) -> Iterator[Finding]:
     ours = sample.picture.tiles
     levels = settings.levels
@@ -120,9 +120,7 @@ def _tiles(
                   "Sizes, filter, order of the tiles, or rescaling and normalization.")  # fmt: skip
 
 
-def _moved(
-    ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], wrong: np.ndarray[Any, Any]
-) -> str:
+def _moved(ours: Array, theirs: Array, wrong: Array) -> str:
     """Tiles that stand in other places."""
     found = []
     for i in wrong[:_SHOWN]:
@@ -132,7 +130,7 @@ def _moved(
     return f": {', '.join(found)}" if found else ""
 
 
-def _ids(prompt: PicturePrompt, theirs: np.ndarray[Any, Any], name: str) -> Iterator[Finding]:
+def _ids(prompt: PicturePrompt, theirs: Array, name: str) -> Iterator[Finding]:
     ours = prompt.ids
     if np.array_equal(ours, theirs):
         return
@@ -165,6 +163,6 @@ def _equal(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-def levels_of(settings: PictureSettings, tiles: Sequence[U8]) -> list[np.ndarray[Any, Any]]:
+def levels_of(settings: PictureSettings, tiles: Sequence[U8]) -> list[F32]:
     """Each tile as the tower takes it, float32 [3, S, S]."""
     return [settings.levels.pixel_values(tile[None])[0] for tile in tiles]

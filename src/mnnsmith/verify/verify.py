@@ -62,6 +62,7 @@ _USERS: Mapping[str, tuple[str, ...]] = {
     "--image": ("vision",),
     "--reference": tuple(_REFERENCES),
 }
+_BLIND = "the model sees no pictures"
 # (check, done, total), in the check's own units
 Progress = Callable[[str, int, int], None]
 
@@ -138,8 +139,9 @@ def verify(
              "--reference": reference != "auto"}  # fmt: skip
     names = _chosen_checks(bundle, checks, chosen, statistics=statistics, given=given)
     needed = names if checks is not None else ("statistical",) if statistics else ()
-    lacking = _lacking(names, chosen, needed)
-    outline = _outline(bundle, source, revision, offline, names, lacking, chosen)
+    skipped = {} if "vision" not in names or _sees(bundle) else {"vision": _BLIND}
+    skipped |= _lacking([name for name in names if name not in skipped], chosen, needed)
+    outline = _outline(bundle, source, revision, offline, names, skipped, chosen)
     if baseline is not None:
         require_same_model(_subject(outline, engines), baseline.subject)
     context = Context(
@@ -188,14 +190,8 @@ def _chosen_checks(
         raise UsageError(f"{unknown[0]!r:.60} is no check.", f"There are: {', '.join(CHECKS)}.")
     if checks is not None and not checks:
         raise UsageError("No check is chosen.", f"There are: {', '.join(CHECKS)}.")
-    sees = open_bundle(path, whole=False).manifest.model.get("vision") is not None
-    chosen = tuple(
-        name
-        for name in _CHECKS
-        if (checks is None or name in checks) and (sees or name != "vision")
-    )
-    if not chosen:
-        raise UsageError(f"{path}: sees no pictures.", "Choose other checks.")
+    wanted = [n for n in CHECKS if n != "vision" or _sees(path)] if checks is None else checks
+    chosen = tuple(name for name in _CHECKS if name in wanted)
     if "statistical" not in chosen and (statistics or reference.save_as):
         raise UsageError(
             "Thresholds, a baseline with figures, and a reference to save need the statistical "
@@ -209,6 +205,11 @@ def _chosen_checks(
                 f"Leave it out, or add one of the checks that it is for: {', '.join(users)}.",
             )
     return chosen
+
+
+def _sees(path: str | Path) -> bool:
+    """Whether a bundle's model takes pictures."""
+    return open_bundle(path, whole=False).manifest.model.get("vision") is not None
 
 
 def _lacking(chosen: Sequence[str], reference: Chosen, needed: Collection[str]) -> dict[str, str]:
@@ -230,7 +231,7 @@ def _outline(
     revision: str | None,
     offline: bool,
     chosen: tuple[str, ...],
-    lacking: Mapping[str, str],
+    skipped: Mapping[str, str],
     reference: Chosen,
 ) -> _Outline:
     # What is damaged is for the check "files" to say.
@@ -243,7 +244,7 @@ def _outline(
         )  # fmt: skip
     if reference.save_as is not None:
         _check_apart(reference.save_as, bundle, original)
-    return _Outline(bundle, original, chosen, lacking, reference)
+    return _Outline(bundle, original, chosen, skipped, reference)
 
 
 def _check_apart(path: Path, bundle: Bundle, original: Prepared | None) -> None:

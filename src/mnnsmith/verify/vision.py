@@ -10,18 +10,18 @@ import numpy as np
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.engine import Engine
 from mnnsmith.engine.runner import tile_digest
-from mnnsmith.errors import UsageError
+from mnnsmith.errors import EngineError, UsageError
 from mnnsmith.models.language_model import VisionModel
 from mnnsmith.verify.context import Context, Level
 from mnnsmith.verify.exact import SETTINGS
-from mnnsmith.verify.intervals import block_means, mean_interval, rate_interval
+from mnnsmith.verify.intervals import MIN_BLOCKS, block_means, mean_interval, rate_interval
 from mnnsmith.verify.metrics import Flags, divergence, pieces
 from mnnsmith.verify.picture_processor import (
     compare_settings,
     compare_with_transformers,
     levels_of,
 )
-from mnnsmith.verify.picture_prompts import PicturePrompt, PicturePrompts, bundle_settings
+from mnnsmith.verify.picture_prompts import I64, PicturePrompt, PicturePrompts, bundle_settings
 from mnnsmith.verify.pictures import Sample, sample_pictures
 from mnnsmith.verify.reference import F32, PictureReference, Reference
 from mnnsmith.verify.results import (
@@ -42,7 +42,7 @@ from mnnsmith.verify.vision_tower import (
     place_fault,
     tower_places,
 )
-from mnnsmith.vision.settings import U8, PictureSettings
+from mnnsmith.vision.settings import U8, PictureSettings, read_picture_settings
 
 # Nats: ten times and more what float32 costs after some thousand embeddings.
 MAX_KL = 1e-6
@@ -52,6 +52,8 @@ _PICTURES: dict[Level, int] = {"quick": 3, "full": 7}
 # Of the text after a picture that is scored; whole blocks.
 _TEXT_TOKENS: dict[Level, int] = {"quick": 4 * BLOCK_TOKENS, "full": 8 * BLOCK_TOKENS}
 _DECODED = 4
+# Of `_exact`.
+_CASES = 4
 _QUESTIONS = ("Describe the picture.", "What is in it?", "Which colors do you see?")
 _NOT_FINITE = 1e30
 
@@ -75,20 +77,22 @@ def check_vision(context: Context) -> Outcome[VisionFigures]:
         raise UsageError("vision is compared with that of the original.", "Give --source MODEL.")
     vision = original.model.vision
     files, settings = bundle_settings(context.bundle)
+    checkpoint = original.checkpoint
+    truth = read_picture_settings(checkpoint.processor, checkpoint.origin)
     samples = sample_pictures(context.images, settings)
     # Those of few tiles first: they cost least.
     samples.sort(key=lambda sample: len(sample.picture.tiles))
     findings = list(compare_settings(context, original, files))
     canvas = context.bundle.manifest.model["vision"].get("profile") == "canvas"
     with PicturePrompts(context.bundle, settings, vision.image_token, canvas=canvas) as prompts:
-        work = _Work(context, original, vision, settings, samples, prompts)
+        work = _Work(context, original, vision, truth, samples, prompts)
         figures, more = work.run()
     return Outcome(_summary(figures, findings + more), figures, tuple(findings + more))
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One check: what it compares, and on what."""
+    """One check: what it compares, and on what.  settings: the original's, of pictures."""
 
     context: Context
     original: Prepared
@@ -120,6 +124,8 @@ class _Work:
                     self._exact(engine, reference, one.followed_by(text), two.followed_by(text))
                 )
             findings += _faults(cases, first)
+            if len(cases) < _CASES:
+                findings.append(_too_long(context))
         with context.open_reference("original") as reference:
             shipped, kl, top1, tokens = self._shipped(reference, places, pixels)
             if reference.pictures is None:
@@ -137,7 +143,7 @@ class _Work:
             first=None if first is None else first.place.value.name,
             bisected=bisected,
             cases=tuple(case.case for case in cases),
-            max_kl=max(case.case.kl for case in cases),
+            max_kl=max((case.case.kl for case in cases), default=0.0),
             kl=kl,
             top1=top1,
             text_tokens=tokens,
@@ -182,8 +188,12 @@ class _Work:
         """Prompts at once, in parts, and token by token."""
         sees = _sees(reference)
         cache: dict[str, F32] = {}
+        if not self._fits(one):
+            return
         hidden = sees.run(one.ids, self._features(sees, one.tiles, cache))
         yield self._feed(engine, reference, one, hidden, "one picture", (len(one.ids),))
+        if not self._fits(two):
+            return
         hidden = sees.run(two.ids, self._features(sees, two.tiles, cache))
         yield self._feed(engine, reference, two, hidden, "two pictures", (len(two.ids),))
         # Behind the first picture and a token of what follows.
@@ -194,6 +204,9 @@ class _Work:
         yield self._feed(engine, reference, two, hidden, "split", (cut, end))
         ends = (end - _DECODED, *range(end - _DECODED + 1, end + 1))
         yield self._feed(engine, reference, two, hidden, "decode", ends)
+
+    def _fits(self, prompt: PicturePrompt) -> bool:
+        return len(prompt.ids) <= self.context.bundle.max_context
 
     def _feed(
         self,
@@ -246,20 +259,27 @@ class _Work:
                 question = _QUESTIONS[number % len(_QUESTIONS)]
                 prompt = self.prompts.make([sample], question)
                 room = context.bundle.max_context - len(prompt.ids) - 1
-                wanted = min(_TEXT_TOKENS[context.level], room) // BLOCK_TOKENS * BLOCK_TOKENS
-                text = self._text(number, wanted)
-                if not wanted or len(text) < wanted:
+                wanted = min(_TEXT_TOKENS[context.level], max(room, 0)) // BLOCK_TOKENS
+                text = self._text(number, wanted * BLOCK_TOKENS)
+                text = text[: len(text) // BLOCK_TOKENS * BLOCK_TOKENS]
+                if not text:
                     continue
                 whole = prompt.followed_by(text)
-                hidden = sees.run(whole.ids, self._features(sees, whole.tiles, {}))[-wanted:]
+                features = self._features(sees, whole.tiles, {})
+                hidden = sees.run(whole.ids, features)[-len(text) :]
                 engine.reset()
                 rows = engine.forward(
                     whole.fed.tolist(), all_positions=True, tiles=_stacked(whole.shown)
-                )[-wanted:]  # fmt: skip
+                )[-len(text) :]  # fmt: skip
+                if not np.isfinite(rows).all():
+                    raise EngineError(
+                        f"as shipped, logits after the picture {sample.name} are not finite.",
+                        "Values grew beyond what the settings hold: try precision high.",
+                    )
                 expected = reference.logits(np.ascontiguousarray(hidden))
-                kls.append(divergence(np.nan_to_num(rows), expected))
+                kls.append(divergence(rows, expected))
                 best.append(rows.argmax(-1) == expected.argmax(-1))
-        if not kls:
+        if sum(kl.size for kl in kls) < MIN_BLOCKS * BLOCK_TOKENS:
             return shipped, None, None, 0
         kl, same = np.concatenate(kls), np.concatenate(best)
         means = block_means(kl, BLOCK_TOKENS)
@@ -282,7 +302,7 @@ def _stacked(tiles: Sequence[U8]) -> Sequence[U8] | None:
     return list(tiles) or None
 
 
-def _runs(ids: np.ndarray, image_token: int) -> int:
+def _runs(ids: I64, image_token: int) -> int:
     """How many runs of image tokens there are."""
     here = np.concatenate([[False], ids == image_token])
     return int((here[1:] & ~here[:-1]).sum())
@@ -309,6 +329,15 @@ def _faults(cases: Sequence[_Case], tower: Compared | None) -> Iterator[Finding]
         f"logits, {worst.label}",
         f"{names}: KL {worst.case.kl:.3g} (allowed {MAX_KL:g}), first at position {worst.first}.",
         hint,
+    )
+
+
+def _too_long(context: Context) -> Finding:
+    return Finding(
+        "note",
+        "logits",
+        f"not all were compared: a prompt with these pictures does not fit the bundle's "
+        f"{context.bundle.max_context} tokens.",
     )
 
 

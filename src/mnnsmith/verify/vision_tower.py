@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A place, its difference on each tile, and both values there."""
+    """A place, its difference on each tile, and both values there where they were kept."""
 
     place: Place
     parts: tuple[Difference, ...]
@@ -97,25 +97,31 @@ def compare_places(
     reference: PictureReference,
     pixels: Sequence[F32],
     open_engine: Callable[..., Engine],
+    *,
+    keep: bool = False,
 ) -> list[Compared]:
-    """Both at each place, for tiles float32 [3, S, S]."""
+    """Both at each place, for tiles float32 [3, S, S].
+
+    keep: also the values, which take a hundred megabytes a tile for a whole tower.
+    """
     known = [place for place in places if place.value.name in reference.available()]
     names = [place.value.name for place in known]
-    actual: dict[str, list[F32]] = {name: [] for name in names}
-    expected: dict[str, list[F32]] = {name: [] for name in names}
+    parts: dict[str, list[Difference]] = {name: [] for name in names}
+    kept: dict[str, list[tuple[F32, F32]]] = {name: [] for name in names}
     with VisionProbe(context.bundle, vision.graph, names, open_engine) as probe:
         for tile in pixels:
             found = probe.run(tile)
             seen = reference.see(tile[None], names).values
             for name in names:
-                actual[name].append(found[name])
-                expected[name].append(seen[name][0])
+                parts[name].append(compare(found[name], seen[name][0]))
+                if keep:
+                    kept[name].append((found[name], seen[name][0]))
     return [
         Compared(
             place,
-            tuple(map(compare, actual[place.value.name], expected[place.value.name])),
-            tuple(actual[place.value.name]),
-            tuple(expected[place.value.name]),
+            tuple(parts[place.value.name]),
+            tuple(actual for actual, _ in kept[place.value.name]),
+            tuple(expected for _, expected in kept[place.value.name]),
         )
         for place in known
     ]
@@ -133,9 +139,10 @@ def place_fault(
     vision = original.model.vision
     assert vision is not None
     places = _inner_places(vision, first.place)
-    inner = compare_places(context, vision, places, reference, pixels, open_engine)
+    inner = compare_places(context, vision, places, reference, pixels, open_engine, keep=True)
     agreeing = [c.place.value.name for c in inner if not c.differs]
-    begin = next((c for c in inner if c.differs), first)
+    # The last of them is `first` itself.
+    begin = next((c for c in inner if c.differs), inner[-1])
     whole, inside = first.whole, ""
     if begin.place.value != first.place.value:
         inside = f" It begins at {begin.place.value.name}."
