@@ -140,7 +140,8 @@ def test_what_could_not_run_is_said_loudly(
     shown = subprocess.run(
         [*PROGRAM[:-1], "inspect", bundle], capture_output=True, text=True, check=True
     )
-    assert "ranges; skipped: exact, statistical, layers (quick" in shown.stdout, shown.stdout
+    noted = "passed: files, weights, tokens, template, ranges; skipped: exact, statistical, layers"
+    assert f"{noted} (quick" in shown.stdout, shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from mnnsmith.verify.results import (
     Verification,
 )
 from mnnsmith.verify.results_json import parse_verification, to_json
-from result_samples import statistical
 from text_samples import template_source
 from tiny_checkpoint import write_checkpoint
+from verification_samples import statistical
 from verify_samples import RECIPE, change_json, write_model
 
 pytestmark = pytest.mark.engine
@@ -121,7 +121,7 @@ def test_one_check_that_breaks_off_does_not_stop_the_others(
     assert found.figures.exact is None and found.figures.statistical == statistical()
     noted = manifest(bundle)["verification"]
     assert noted["passed"] is False and noted["checks"]["exact"]["status"] == "failed"
-    assert noted["figures"]["kl"] == {"mean": 0.0312, "low": 0.0287, "high": 0.0337}
+    assert noted["figures"]["kl"] == asdict(statistical().kl)
 
 
 def test_a_bug_in_a_check_is_no_finding(
@@ -480,12 +480,12 @@ def test_gates_decide_with_the_checks(
 
     good = run(Thresholds(max_kl=0.05, min_top1=0.9))
     assert good.passed and [g.name for g in good.gates] == ["max-kl", "min-top1"]
-    bad = run(Thresholds(max_kl=0.01))
+    bad = run(Thresholds(max_kl=0.001))
     assert not bad.passed and all(c.status == "passed" for c in bad.checks)
     better = replace(
         statistical(),
-        block_kl=(0.001, 0.002),
-        kl=replace(statistical().kl, mean=0.0015, low=0.001, high=0.002),
+        block_kl=tuple(kl / 2 for kl in statistical().block_kl),
+        kl=replace(statistical().kl, mean=0.001, low=0.0009, high=0.0011),
     )
     old = replace(good, figures=replace(good.figures, statistical=better))
     assert any(g.name == "baseline KL" for g in run(Thresholds(), old).gates)

@@ -32,6 +32,7 @@ from mnnsmith.verify.results import (
 )
 
 LAYERS = 30
+HOSTILE = "<b>&amp; | `x`\n\x1b[2J \x07 ]]> \"q\" 'z' é 東京 \ufffe end"
 
 
 def verification(
@@ -47,7 +48,6 @@ def verification(
     sees: with a tower of twelve blocks.
     """
     random = np.random.default_rng(7)
-    statistical = _statistical(random, kl)
     findings = (
         (Finding("error", "layer7/attention/mix", "differs by 0.31", "Convert the model again."),)
         if fails
@@ -77,7 +77,7 @@ def verification(
             "transformers 5.24.0, float32", "high",
             (ExactCase("prompt", 128, 3e-6, 3.1e-10, True),), 3.1e-10,
         ),
-        statistical,
+        statistical(kl),
         _layers(random, kl, fails),
         _ranges(random),
         _vision(kl, fails) if sees else None,
@@ -91,6 +91,34 @@ def verification(
         FORMAT, "0.2.0", "3.6.1", "2026-01-02T03:04:05Z", "quick", 38.2, subject, checks, gates,
         figures,
     )  # fmt: skip
+
+
+def judged(
+    *, gates: tuple[Gate, ...] | None = None, checks: tuple[Check, ...] | None = None
+) -> Verification:
+    """A failed one: a finding of every severity, a skipped check, a gate that does not hold."""
+    found = (
+        Finding("error", "tokenizer.mtok", HOSTILE, "Convert the model again."),
+        Finding("warning", "layer 3", "close to the limit"),
+        Finding("note", "config.json", "edited since the conversion"),
+    )
+    if checks is None:
+        checks = (
+            Check("files", "passed", "8 files are whole", 0.5),
+            Check("tokens", "failed", "3 of 12425 texts differ", 4.25, found),
+            Check("layers", "skipped", "not asked for", 0.0),
+        )
+    if gates is None:
+        gates = (
+            Gate("max-kl", "0.05", "0.0312 (0.0287 to 0.0337)", True),
+            Gate("min-top1", "0.95", "0.912 (0.899 to 0.925)", False),
+        )
+    return replace(verification(), checks=checks, gates=gates)
+
+
+def statistical(kl: float = 0.002) -> StatisticalFigures:
+    """Those of `verification`."""
+    return _statistical(np.random.default_rng(8), kl)
 
 
 def _weights(random: np.random.Generator) -> WeightFigures:
@@ -147,7 +175,7 @@ def _statistical(random: np.random.Generator, kl: float) -> StatisticalFigures:
         sections=(
             SectionFigures("English", 400, kl, 0.97, 18.0, 17.9),
             SectionFigures("Chinese", 300, kl * 1.4, 0.95, 33.0, 32.6),
-            SectionFigures("Python", 324, kl * 0.8, 0.98, 6.1, 6.1),
+            SectionFigures("code | Python", 324, kl * 0.8, 0.98, 6.1, 6.1),
         ),
         greedy_tokens=32,
         greedy=(None, 17, 29),

@@ -197,10 +197,13 @@ def _verified(noted: Any) -> str:
     """What the manifest notes of the last verification, which anybody may have written there."""
     if not isinstance(noted, dict):
         return "no (mnnsmith verify)"
+    from mnnsmith.verify.results import CHECKS
+
     verdict = "passed" if noted.get("passed") is True else "failed"
     checks = noted.get("checks")
     names: dict[bool, list[str]] = {False: [], True: []}
-    for name, check in checks.items() if isinstance(checks, dict) else ():
+    for name in CHECKS:
+        check = checks.get(name) if isinstance(checks, dict) else None
         if isinstance(check, dict):
             names[check.get("status") == "skipped"].append(name)
     where = f"{noted.get('level')} on {noted.get('device')}, {noted.get('date')}"

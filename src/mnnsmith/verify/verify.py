@@ -110,7 +110,7 @@ def verify(
     bisect: go on inside the first block that differs.  device: where the bundle runs, see
     `engine.parse_device`; the reference always runs here.
     thresholds, baseline: what the result is held against; each becomes a gate of it.
-    recorded: note the result in the bundle's `mnnsmith.json`; nothing of `texts` is noted.
+    recorded: note the result in the bundle's `mnnsmith.json`, without quoting `texts`.
 
     A check that fails, or breaks off with an error of ours, is a failed check of the result.
     Raises `UsageError` for wrong options, an original that is unknown or another model's, and
