@@ -32,7 +32,7 @@ Model = Annotated[
 def canvas(image: Image, output: Output, bundle: Model, json_output: o.Json = False) -> None:
     """Write a picture as its tiles in one image, and show the line of a prompt that names it.
 
-    For bundles of `convert --vision canvas`; docs/vision.md says what an app does with both.
+    For bundles of the canvas profile; docs/vision.md says what an app does with both.
     """
     from mnnsmith.session_media import check_grid
     from mnnsmith.vision.canvas import make_canvas
