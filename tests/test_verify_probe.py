@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import random
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,10 @@ from exact import prompt
 from mnnsmith.api import Engine, convert, prepare
 from mnnsmith.bundle import Bundle
 from mnnsmith.engine.converter import mnn_to_graph_json
-from mnnsmith.errors import BundleError, EngineError, UsageError
+from mnnsmith.errors import BundleError, EngineError, MissingResourceError, UsageError
 from mnnsmith.graph.graph import Graph
 from mnnsmith.mnn.net_extension import extend_net, tensor_names
+from mnnsmith.verify import probe as probe_module
 from mnnsmith.verify.probe import Probe, readable
 from peaky import CASES, MIXTURES, make_checkpoint
 
@@ -145,6 +149,28 @@ def test_wrong_uses_are_refused(made: Made) -> None:
         assert probe.run([383])["logits"].shape == (1, 384)
     with pytest.raises(EngineError):
         probe.run([1])
+
+
+@pytest.mark.parametrize("made", [("llama", "fp16")], indirect=True)
+def test_no_room_for_the_copy_and_a_graph_beyond_all_bounds(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(probe_module, "extend_net", _disk_full)
+        with pytest.raises(MissingResourceError, match="No space left on device") as found:
+            Probe(made.bundle, made.graph, ["logits"], EXACT)
+    assert "TMPDIR" in str(found.value.hint)
+    shutil.copytree(made.bundle.path, tmp_path / "bundle")
+    # A sparse file: it takes no room on the disk, and all memory if it is read.
+    os.truncate(tmp_path / "bundle" / "llm.mnn", 1 << 40)
+    monkeypatch.setattr(probe_module, "GRAPH_LIMIT_BYTES", 1 << 20)
+    sparse = replace(made.bundle, path=tmp_path / "bundle")
+    with pytest.raises(BundleError, match="more than the 1048576 bytes"):
+        Probe(sparse, made.graph, ["logits"], EXACT)
+
+
+def _disk_full(*_: Any) -> bytes:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("made", [("deepseek_v2", "fp16")], indirect=True)

@@ -18,7 +18,13 @@ from tokenizers import Tokenizer
 from exact import prompt
 from mnnsmith.api import Engine, convert, prepare
 from mnnsmith.conversion.prepare import Prepared
-from mnnsmith.errors import MissingResourceError, SourceError, UnsupportedError, UsageError
+from mnnsmith.errors import (
+    EngineError,
+    MissingResourceError,
+    SourceError,
+    UnsupportedError,
+    UsageError,
+)
 from mnnsmith.verify import transformers_reference
 from mnnsmith.verify.probe import Probe, readable
 from mnnsmith.verify.stored import stored_checkpoint
@@ -274,6 +280,35 @@ def test_an_original_that_gives_no_numbers(tmp_path: Path) -> None:
     opened = open_transformers(ready.checkpoint, ready.model, threads=1)
     with opened as reference, pytest.raises(SourceError, match=r"not finite for 180 of 180 tokens"):
         reference.run(IDS)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't allocate memory"), MemoryError()])
+def test_too_little_memory(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    make_checkpoint(ALL["llama"], tmp_path)
+    ready = prepare(tmp_path, recipe="fp16")
+    with open_transformers(ready.checkpoint, ready.model, threads=1) as reference:
+        monkeypatch.setattr(type(reference), "_hidden", fails)
+        with pytest.raises(EngineError, match=r"memory|MemoryError") as found:
+            reference.run(IDS)
+    assert "memory is short" in str(found.value.hint)
+
+
+def test_routers_that_are_not_found_are_no_sure_ones(tmp_path: Path) -> None:
+    make_checkpoint(ALL["qwen3_moe"], tmp_path)
+    ready = prepare(tmp_path, recipe="fp16")
+    with open_transformers(ready.checkpoint, ready.model, threads=1) as reference:
+        assert reference.decisive(IDS).shape == (3,)
+        for name, module in list(reference._torch_model.named_modules()):
+            if name.endswith(".mlp") and hasattr(module, "experts"):
+                module.router = module.gate
+                del module.gate
+        with pytest.raises(UnsupportedError, match="no module is named"):
+            reference.decisive(IDS[:, ::-1])
 
 
 def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

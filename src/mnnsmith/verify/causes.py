@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mnnsmith.graph.core import Node
 from mnnsmith.graph.values import Value
 from mnnsmith.graph.weights import MatrixSlot
-from mnnsmith.verify.differences import Difference
+from mnnsmith.verify.differences import ValueDistance
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ class Evidence:
     layer: int
     allowed: float
     ids: tuple[I64, ...]
-    parts: tuple[Difference, ...]
+    parts: tuple[ValueDistance, ...]
     cuts: tuple[int, ...] = ()
     window: int | None = None
     routed: bool = False

@@ -34,7 +34,7 @@ _WORST = 1e30
 
 
 @dataclass(frozen=True)
-class Difference:
+class ValueDistance:
     """One value on some tokens.
 
     token_errors: float64 [n], relative to the token's own norm, the worse of the two kinds of
@@ -63,7 +63,7 @@ class Difference:
         )  # fmt: skip
 
 
-def compare(actual: F32, reference: F32) -> Difference:
+def compare(actual: F32, reference: F32) -> ValueDistance:
     """Compare float32 [n, width]; the reference is finite."""
     r = reference.astype(np.float64)
     d = actual.astype(np.float64) - r
@@ -75,7 +75,7 @@ def compare(actual: F32, reference: F32) -> Difference:
     norms = np.linalg.norm(r, axis=-1) * np.linalg.norm(r + d, axis=-1)
     # Two vectors of zeros point alike.
     cosines = np.where(norms > 0, product / np.where(norms > 0, norms, 1), (d == 0).all(-1))
-    return Difference(
+    return ValueDistance(
         error=float(np.sqrt((errors**2).mean(-1)).max()),
         cosine=float(min(cosines.min(), 1.0)),
         max_abs=float(np.abs(d).max()),
@@ -85,10 +85,10 @@ def compare(actual: F32, reference: F32) -> Difference:
     )
 
 
-def _broken(d: F64, r: F64) -> Difference:
+def _broken(d: F64, r: F64) -> ValueDistance:
     """Where the bundle gave what is no number."""
     bad = ~np.isfinite(d)
-    return Difference(
+    return ValueDistance(
         error=_WORST,
         cosine=-1.0,
         max_abs=_WORST,
@@ -118,10 +118,10 @@ def _relative(differences: F64, norms: F64) -> F64:
     return relative
 
 
-def merged(parts: Sequence[Difference]) -> Difference:
+def merged(parts: Sequence[ValueDistance]) -> ValueDistance:
     """One value on several texts: every token counts alike, channels by the worst text."""
     counts = [part.token_errors.size for part in parts]
-    return Difference(
+    return ValueDistance(
         error=_root_mean_square([part.error for part in parts], counts),
         cosine=min(part.cosine for part in parts),
         max_abs=max(part.max_abs for part in parts),

@@ -21,6 +21,7 @@ from mnnsmith.verify.exact_prompts import Prompt, decisive_prompts
 from mnnsmith.verify.metrics import F64, Flags, divergence, pieces
 from mnnsmith.verify.reference import F32, Reference
 from mnnsmith.verify.results import ExactCase, ExactFigures, Finding, Outcome
+from mnnsmith.verify.together import run_together
 
 # Of the standard deviation of the logits, and in nats: ten times what float32 costs.
 MAX_ERROR, MAX_KL = 1e-3, 1e-8
@@ -31,6 +32,8 @@ SETTINGS = {"memory": "high", "precision": "high", "config": {"attention_mode": 
 
 _STEPS: dict[Level, int] = {"quick": 12, "full": 32}
 _FED_FIRST = 17
+# Of a long prompt, one by one.
+_LAST_STEPS = 4
 _GREEDY_PROMPT_TOKENS = 12
 # JSON has no infinity.
 _NOT_FINITE = sys.float_info.max
@@ -72,7 +75,11 @@ def check_exact(context: Context) -> Outcome[ExactFigures]:
                 (Finding("warning", "routers", "every prompt that was drawn brings a router so "
                  "near a tie that rounding decides it; two right programs may then differ."),),
             )  # fmt: skip
-        expected = [_expect(reference, prompt) for prompt in prompts]
+        runs = run_together(reference, [prompt.ids for prompt in prompts])
+        expected = [
+            _expect(reference, prompt, run.hidden[0])
+            for prompt, run in zip(prompts, runs, strict=True)
+        ]
         with context.open_engine(
             context.bundle.path, threads=context.threads, all_logits=True, **SETTINGS
         ) as engine:
@@ -84,8 +91,7 @@ def check_exact(context: Context) -> Outcome[ExactFigures]:
     return Outcome(_summary(figures), figures, tuple(_findings(results)))
 
 
-def _expect(reference: Reference, prompt: Prompt) -> _Expected:
-    hidden = reference.run(prompt.ids[None]).hidden[0]
+def _expect(reference: Reference, prompt: Prompt, hidden: F32) -> _Expected:
     count = total = squares = 0.0
     for part in pieces(len(hidden), reference.logits(hidden[:1]).shape[-1]):
         logits = reference.logits(hidden[part]).astype(np.float64)
@@ -102,16 +108,28 @@ def _run(
     main = expected[0]
     for n in sorted({1, 2, _FED_FIRST} & set(range(len(main.hidden)))):
         yield _feed(engine, reference, main, "prompt", (n,))
-    for each in expected:
-        yield _feed(engine, reference, each, "prompt", (len(each.hidden),))
     length = len(main.hidden)
+    for each in expected:
+        if len(each.hidden) == length:
+            yield _feed(engine, reference, each, "prompt", (length,))
     for cut in sorted({1, 7, length // 2, length - 1} & set(range(1, length))):
         yield _feed(engine, reference, main, "split", (cut, length))
     start = min(_FED_FIRST, length - 1)
     ends = range(start, min(start + steps, length) + 1)
     yield _feed(engine, reference, main, "decode", tuple(ends))
+    for each in expected:
+        if len(each.hidden) != length:
+            yield from _long(engine, reference, each)
     yield from _reuse(engine, reference, expected)
     yield _greedy(engine, reference, main, steps)
+
+
+def _long(engine: Engine, reference: Reference, expected: _Expected) -> Iterator[_Result]:
+    """All but the end of a long prompt at once, and single steps, which are far from the first."""
+    end = len(expected.hidden)
+    most = end - _LAST_STEPS
+    yield _feed(engine, reference, expected, "prompt", (most,))
+    yield _go_on(engine, reference, expected, "decode", most, range(most + 1, end + 1))
 
 
 def _feed(
@@ -153,7 +171,8 @@ def _reuse(
     engine: Engine, reference: Reference, expected: Sequence[_Expected]
 ) -> Iterator[_Result]:
     """Go back and on again, and begin anew after another prompt: nothing of the old may stay."""
-    main, other = expected[0], expected[-1]
+    # A long one would take as long as all else.
+    main, other = expected[0], expected[min(1, len(expected) - 1)]
     length = len(main.hidden)
     half = length // 2
     engine.reset()
@@ -178,9 +197,9 @@ def _greedy(engine: Engine, reference: Reference, main: _Expected, steps: int) -
     label = f"the answer to {main.prompt.label}"
     ids = np.concatenate([prompt, np.array(answer, dtype=np.int64)])
     fed = ids[None, :-1]
+    hidden = reference.run(fed).hidden[0, prompt.size - 1 :]
     if not reference.decisive(fed).all():
         return _Result(ExactCase("greedy", 0, 0.0, 0.0, True), label, None)
-    hidden = reference.run(fed).hidden[0, prompt.size - 1 :]
     logits = reference.logits(np.ascontiguousarray(hidden)).astype(np.float64)
     chosen = logits[np.arange(len(answer)), answer]
     gap: F64 = (logits.max(-1) - chosen) / main.spread

@@ -18,9 +18,11 @@ I64 = npt.NDArray[np.int64]
 
 _PROMPTS: dict[Level, int] = {"quick": 3, "full": 5}
 _TOKENS: dict[Level, int] = {"quick": 96, "full": 320}
-# At level full, one prompt goes beyond the engine's pieces of 256 tokens several times.
-_LONG_TOKENS = 1100
+# One prompt goes beyond the engine's pieces of 256 tokens; at level full several times.
+_LONG_TOKENS: dict[Level, int] = {"quick": 300, "full": 1100}
 _BEYOND = 64
+# At level quick it goes beyond a sliding window up to this one, too.
+_QUICK_WINDOW = 600
 # A prompt longer than this takes minutes on a large model.
 _LONGEST_TOKENS = 4200
 # Weights times tokens for which the reference takes no more than a minute on two cores.
@@ -45,8 +47,8 @@ def decisive_prompts(
     """Prompts on which no router of the reference is near a tie.
 
     Some are of text in several languages, some of random ids with control tokens between them.
-    All are of one length, shorter ones where no long one is decisive; at level full a longer one
-    is added.  Empty where none is found.
+    All are of one length, shorter ones where no long one is decisive; a longer one is added, of
+    `long_tokens`.  Empty where none is found.
     """
     rows, room = context.bundle.vocab_size, context.bundle.max_context
     stream = _text_stream(tokenizer, rows)
@@ -64,21 +66,32 @@ def decisive_prompts(
                 break
         length //= 2
     found = found[:wanted]
-    if found and context.level == "full":
-        found += _long(context, stream, reference)
+    length = long_tokens(context)
+    if found and length > found[0].ids.size:
+        found += _long(stream, length, reference)
     return tuple(found)
 
 
-def _long(context: Context, stream: I64, reference: Reference) -> list[Prompt]:
-    """A prompt longer than the sliding window, where there is one, and than several pieces; of a
-    small model, longer than rope's table of low positions."""
-    length, room = _LONG_TOKENS, context.bundle.max_context - 1
+def long_tokens(context: Context, level: Level | None = None) -> int:
+    """How long the longest prompt is, at the context's level or another.
+
+    Longer than the engine's pieces, and than the sliding window, where there is one (at level quick
+    a narrow one); of a small model, at level full, longer than rope's table of low positions.
+    """
+    level = level or context.level
+    length, room = _LONG_TOKENS[level], context.bundle.max_context - 1
     if context.original is not None:
-        length = max(length, (context.original.model.sliding_window or 0) + _BEYOND)
+        window = context.original.model.sliding_window or 0
+        if level == "full" or window <= _QUICK_WINDOW:
+            length = max(length, window + _BEYOND)
         beyond = LOW_POSITIONS + _BEYOND
-        if beyond <= room and context.original.plan.parameters * beyond < _AFFORDABLE:
+        affordable = context.original.plan.parameters * beyond < _AFFORDABLE
+        if level == "full" and beyond <= room and affordable:
             length = max(length, beyond)
-    length = min(length, _LONGEST_TOKENS, room)
+    return min(length, _LONGEST_TOKENS, room)
+
+
+def _long(stream: I64, length: int, reference: Reference) -> list[Prompt]:
     ids = np.resize(stream, length)
     if reference.decisive(ids[None]).all():
         return [Prompt(f"{length} tokens of text", ids)]

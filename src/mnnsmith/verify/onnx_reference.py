@@ -54,7 +54,7 @@ def open_onnx(
         folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
     except OSError as error:
         raise MissingResourceError(
-            f"No temporary folder can be made: {error.strerror}.", "Free some disk space."
+            f"No temporary folder can be made: {error.strerror}.", _ROOM
         ) from error
     try:
         return _OnnxReference(checkpoint, model, folder, threads)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mnnsmith.errors import EngineError
+from mnnsmith.errors import EngineError, MissingResourceError
 from mnnsmith.onnx.draft import Draft, Port
 from mnnsmith.onnx.model import assemble, write_model
 from mnnsmith.onnx.weights import Place, lay_out, write_weights
@@ -17,6 +17,7 @@ from mnnsmith.sources.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+_ROOM = "Set TMPDIR to a folder on a disk with room."
 # Errors only: warnings of a library are not for the user of the command line.
 _LOG_ERRORS = 3
 
@@ -40,9 +41,10 @@ class OnnxGraph:
         self.data = folder / f"{name}.data"
         self.places: Mapping[str, Place]
         self.places, _ = lay_out(draft.weights)
-        write_weights(
-            draft.weights, self.places, checkpoint, self.data, lambda done, total: None
-        )  # fmt: skip
+        with _on_disk():
+            write_weights(
+                draft.weights, self.places, checkpoint, self.data, lambda done, total: None
+            )
         self._given: dict[str, Port] = {}
         self._session: InferenceSession | None = None
 
@@ -54,7 +56,10 @@ class OnnxGraph:
         self._session = None
         self._given.update(outputs)
         ordered = dict(sorted(self._given.items()))
-        write_model(assemble(self._draft, self.places, self.data.name, ordered, {}), self._model)
+        with _on_disk():
+            write_model(
+                assemble(self._draft, self.places, self.data.name, ordered, {}), self._model
+            )
         options = runtime.SessionOptions()
         options.log_severity_level = _LOG_ERRORS
         if self._threads is not None:
@@ -79,3 +84,18 @@ def our_errors() -> Iterator[None]:
         yield
     except (Fail, InvalidArgument, RuntimeException) as error:
         raise EngineError(f"ONNX Runtime failed: {str(error).splitlines()[0]:.300}") from error
+
+
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    """What the temporary folder refuses, as our error."""
+    try:
+        yield
+    except OSError as error:
+        raise MissingResourceError(
+            f"The reference's model cannot be written to the temporary folder: {error.strerror}.",
+            _ROOM,
+        ) from error
+    except MissingResourceError as error:
+        # The space is claimed before anything is written.
+        raise MissingResourceError(error.message, _ROOM) from error

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.engine import Engine
-from mnnsmith.engine.converter import graph_json_to_mnn
+from mnnsmith.engine.converter import GRAPH_LIMIT_BYTES, graph_json_to_mnn
 from mnnsmith.engine.mapped import clear_unused
-from mnnsmith.errors import BundleError, EngineError, UsageError
+from mnnsmith.errors import BundleError, EngineError, MissingResourceError, UsageError
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import DType, Layout, Value
 from mnnsmith.mnn.config_files import MODEL_FILE
@@ -36,7 +36,7 @@ _LOGITS = "logits"
 # The dimensions that stand for tokens; "selected" are all of them where all logits are asked for.
 _TOKENS = frozenset({"seq", "selected"})
 # Of one piece of the tokens; the engine holds it about three times.
-_BUDGET_BYTES = 128 << 20
+_BUDGET_BYTES = 256 << 20
 # The engine's blocks of tokens: whole ones give the same bits however a text is cut.
 _BLOCK = 64
 
@@ -60,7 +60,8 @@ class Probe:
         open_engine: `Engine`, or a function that adds settings to it.
 
         Raises UsageError for a name that the graph does not have, or that has no row per token;
-        BundleError where the bundle's own graph lacks it.
+        BundleError where the bundle's own graph lacks it, or is larger than any graph;
+        MissingResourceError where the temporary folder has no room.
         """
         known = {value.name: value for value in readable(graph)}
         self._values = [known.get(n) or _refuse(graph, n) for n in dict.fromkeys(names)]
@@ -70,9 +71,15 @@ class Probe:
             raise UsageError("no value was named: there is nothing to read.")
         self._stack = ExitStack()
         try:
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mnnsmith-"))
-            twin = Path(folder) / "bundle"
-            _write_twin(bundle, self._values, twin)
+            try:
+                folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mnnsmith-"))
+                twin = Path(folder) / "bundle"
+                _write_twin(bundle, self._values, twin)
+            except OSError as error:
+                raise MissingResourceError(
+                    f"No copy of the graph can be made in the temporary folder: {error.strerror}.",
+                    "Set TMPDIR to a folder on a disk with room.",
+                ) from error
             # Called after the engine has let go of what it mapped, which serves nobody else.
             self._stack.callback(clear_unused)
             self._engine = self._stack.enter_context(open_engine(twin, all_logits=True))
@@ -165,7 +172,7 @@ def _width(value: Value) -> int:
 
 def _write_twin(bundle: Bundle, values: Sequence[Value], folder: Path) -> None:
     """A folder like the bundle's, whose graph gives `values` as [1, tokens, width]."""
-    net = (bundle.path / MODEL_FILE).read_bytes()
+    net = _read_net(bundle.path / MODEL_FILE)
     names = tensor_names(net)
     index = {name: i for i, name in enumerate(names)}
     for name in (_LOGITS, *(v.name for v in values)):
@@ -178,16 +185,27 @@ def _write_twin(bundle: Bundle, values: Sequence[Value], folder: Path) -> None:
     width = max(sum(map(_width, values)), bundle.vocab_size)
     tail = _tail_json(values, width, [index[v.name] for v in values], len(names))
     folder.mkdir()
-    source = folder / "tail.json"
-    source.write_text(json.dumps(tail), encoding="utf-8")
-    graph_json_to_mnn(source, folder / "tail.mnn")
-    twin = extend_net(net, (folder / "tail.mnn").read_bytes(), {index[_LOGITS]: "probe/logits"})
+    with tempfile.TemporaryDirectory(prefix="tail-", dir=folder.parent) as work:
+        source, made = Path(work) / "tail.json", Path(work) / "tail.mnn"
+        source.write_text(json.dumps(tail), encoding="utf-8")
+        graph_json_to_mnn(source, made)
+        twin = extend_net(net, made.read_bytes(), {index[_LOGITS]: "probe/logits"})
     (folder / MODEL_FILE).write_bytes(twin)
-    for name in ("tail.json", "tail.mnn"):
-        (folder / name).unlink()
     for path in bundle.path.iterdir():
         if path.name != MODEL_FILE:
             os.symlink(path.resolve(), folder / path.name)
+
+
+def _read_net(path: Path) -> bytes:
+    """The graph, if it has a size that a graph may have (a sparse file has any)."""
+    try:
+        with open(path, "rb") as file:
+            net = file.read(GRAPH_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror}.") from error
+    if len(net) > GRAPH_LIMIT_BYTES:
+        raise BundleError(f"{path}: has more than the {GRAPH_LIMIT_BYTES} bytes that we accept.")
+    return net
 
 
 def _tail_json(values: Sequence[Value], width: int, indexes: Sequence[int], count: int) -> Json:

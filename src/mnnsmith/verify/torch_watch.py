@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mnnsmith.errors import UnsupportedError
 from mnnsmith.verify.module_values import ModuleValue, wanted_by_module
 
 # How often a router's input is disturbed, and by which part of each element: some ten times what
 # float32 leaves uncertain.
 _DISTURBANCES = 8
 _DISTURBANCE = 3e-5
+# How transformers names a layer's router, which gives logits, weights and numbers of the experts.
+_ROUTER = ".mlp.gate"
+_ROUTER_OUTPUTS = 3
 
 
 class _Watch:
@@ -88,16 +92,21 @@ class ValueWatch(_Watch):
 class RouterWatch(_Watch):
     """Disturbs the input of every router, and sees whether it chooses the same experts."""
 
-    def __init__(self, model: Any, windows: int, n: int) -> None:
+    def __init__(self, model: Any, windows: int, n: int, *, expected: bool) -> None:
+        """expected: the model has routers; then that none is found is an error."""
         super().__init__()
         self._model = model
+        self._expected = expected
         self._shape = (windows, n)
         self._sure: dict[str, list[Any]] = defaultdict(list)
 
     def __enter__(self) -> RouterWatch:
+        """Raises `UnsupportedError` where a mixture of experts has no router that we know."""
         for name, module in self._model.named_modules():
-            if name.endswith(".mlp.gate"):
+            if name.endswith(_ROUTER):
                 self._handles.append(module.register_forward_hook(self._hook(name)))
+        if self._expected and not self._handles:
+            raise _unknown_router(f"no module is named *{_ROUTER}")
         return self
 
     @property
@@ -115,6 +124,8 @@ class RouterWatch(_Watch):
         generator = torch.Generator().manual_seed(0)
 
         def hook(module: Any, arguments: Any, output: Any) -> None:
+            if not isinstance(output, tuple) or len(output) != _ROUTER_OUTPUTS:
+                raise _unknown_router(f"{name} gives {type(output).__name__}")
             chosen = output[2].sort(-1).values
             same = torch.ones(len(chosen), dtype=torch.bool)
             for _ in range(_DISTURBANCES):
@@ -124,3 +135,10 @@ class RouterWatch(_Watch):
             self._sure[name].append(same.numpy())
 
         return hook
+
+
+def _unknown_router(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"The routers of this mixture of experts cannot be watched: {what}.",
+        "Use the ONNX reference (--reference onnx), or the transformers version of the extra.",
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.engine.machine import usable_processors
-from mnnsmith.errors import SourceError, UsageError
+from mnnsmith.errors import EngineError, SourceError, UsageError
 from mnnsmith.graph.weights import MatrixSlot, Role
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import Checkpoint, row_ranges
@@ -152,7 +152,7 @@ class TransformersReference:
         """As `Reference.run`.
 
         Raises `UsageError` for ids or names of values that there are not, `SourceError` where the
-        original itself computes what is not finite.
+        original itself computes what is not finite, `EngineError` where memory does not suffice.
         """
         ids = self._checked(ids)
         unknown = sorted(set(values) - self._values.keys())
@@ -162,7 +162,9 @@ class TransformersReference:
             stack.enter_context(self._computing())
             stack.enter_context(self._in_batches(*ids.shape))
             watch = stack.enter_context(ValueWatch(self._torch_model, self._values, values))
-            routers = stack.enter_context(RouterWatch(self._torch_model, *ids.shape))
+            routers = stack.enter_context(
+                RouterWatch(self._torch_model, *ids.shape, expected=bool(self._model.mixture))
+            )
             hidden = self._hidden(stack, ids).numpy()
         _check_finite(self._name, ids, hidden)
         if self._model.mixture:
@@ -218,7 +220,7 @@ class TransformersReference:
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            with torch.no_grad(), quiet():
+            with torch.no_grad(), quiet(), _our_errors():
                 yield
         finally:
             torch.set_num_threads(before)
@@ -259,6 +261,20 @@ class TransformersReference:
                 f"{rows}."
             )
         return array
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    """What torch raises, most often for too little memory, as our error."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise EngineError(
+            f"transformers failed: {first:.300}",
+            "If memory is short: close other programs, or check less at once (--level quick, one "
+            "--check at a time).",
+        ) from error
 
 
 def _floats_per_token(model: LanguageModel, n: int) -> int:

@@ -92,7 +92,7 @@ def compare_rows(task: MatrixTask, matrix: StoredMatrix, start: int, stop: int) 
             bound = _bound(task, matrix, blocks)
             good = largest <= bound
             if not task.carried:
-                too_wide = _too_wide(expected, blocks, encoding)
+                too_wide = _too_wide(expected, matrix, blocks)
                 good &= ~(too_wide > 0)
                 wide = _widest(too_wide, start)
             used = blocks.scale > 0
@@ -103,12 +103,14 @@ def compare_rows(task: MatrixTask, matrix: StoredMatrix, start: int, stop: int) 
         return RowDifference(_squares(difference), _squares(expected), steps, off, wide)
 
 
-def _too_wide(expected: F32, blocks: QuantizedRows, encoding: BlockEncoding) -> F32:
+def _too_wide(expected: F32, matrix: StoredMatrix, blocks: QuantizedRows) -> F32:
     """How many times too wide the scale of each block is, [rows, blocks]; 0 where it is right.
 
     The widest right one spans the block's own weights, and is rounded to its stored precision; what
     the bundle says must not be the measure of itself.
     """
+    encoding = matrix.encoding
+    assert isinstance(encoding, BlockEncoding)
     relative, least = _ROUNDING[encoding.scale_bits]
     starts = np.arange(0, expected.size, blocks.block)
     flat = expected.reshape(-1)
