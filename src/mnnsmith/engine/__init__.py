@@ -3,6 +3,7 @@
 from mnnsmith.engine.converter import graph_json_to_mnn
 from mnnsmith.engine.device import Device
 from mnnsmith.engine.engine import Engine, EngineStatistics, Generation
+from mnnsmith.engine.module import Module, ModuleStatistics, TensorInfo
 from mnnsmith.engine.parse_device import parse_device
 from mnnsmith.engine.sampling import SamplingOptions
 
@@ -11,7 +12,10 @@ __all__ = [
     "Engine",
     "EngineStatistics",
     "Generation",
+    "Module",
+    "ModuleStatistics",
     "SamplingOptions",
+    "TensorInfo",
     "graph_json_to_mnn",
     "parse_device",
 ]
