@@ -26,6 +26,7 @@ from mnnsmith.errors import EngineError, UsageError
 MODULE_RUNNER = Path(__file__).with_name("module_runner.py")
 MODEL_FILE = "model.mnn"
 Feeds = Mapping[str, npt.ArrayLike]
+Outputs = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Module:
             **{name: header[name] for name in ModuleStatistics.__dataclass_fields__}
         )
 
-    def run(self, feeds: Feeds) -> dict[str, npt.NDArray[Any]]:
+    def run(self, feeds: Feeds) -> Outputs:
         """The outputs for the arrays `feeds`, one for each input; shapes may change between runs.
 
         Integers and truth values of any type are taken for an integer input when they fit,
