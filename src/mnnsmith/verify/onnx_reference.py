@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import EngineError, MissingResourceError, UsageError
+from mnnsmith.extras import require_packages
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import DType, Value
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.onnx.decoder import draft_decoder
-from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_packages
+from mnnsmith.onnx.draft import FLOAT, Draft, Port
 from mnnsmith.onnx.emit import inner_shape, token_axis
 from mnnsmith.onnx.model import assemble, write_model
 from mnnsmith.onnx.weights import Place, lay_out, write_weights

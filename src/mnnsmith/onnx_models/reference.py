@@ -1,0 +1,88 @@
+"""What the original model gives: ONNX Runtime, else onnx's own evaluator.  A worker's task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mnnsmith.errors import UsageError
+from mnnsmith.onnx_models.arrays import read_arrays, write_arrays
+
+Arrays = dict[str, npt.NDArray[Any]]
+_LOG_FATAL = 4
+
+
+def run_task(arguments: dict[str, Any]) -> dict[str, Any]:
+    """arguments: model, outputs (names), feeds (npz files), results (npz files to write).
+
+    Gives the program's name, and for each feed None or why the model refuses it.
+    """
+    names = arguments["outputs"]
+    path = Path(arguments["model"])
+    program, run = _open(path, names)
+    failures: list[str | None] = []
+    for feed, result in zip(arguments["feeds"], arguments["results"], strict=True):
+        try:
+            values = run(read_arrays(Path(feed)))
+        except _RunError as error:
+            failures.append(str(error))
+            continue
+        write_arrays(Path(result), dict(zip(names, values, strict=True)))
+        failures.append(None)
+    return {"program": program, "failures": failures}
+
+
+class _RunError(Exception):
+    """The model cannot be run on these values."""
+
+
+def _open(path: Path, names: list[str]) -> tuple[str, Any]:
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    onnxruntime.disable_telemetry_events()
+    onnxruntime.set_default_logger_severity(_LOG_FATAL)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _LOG_FATAL
+    options.intra_op_num_threads = 2
+    errors = (state.Fail, state.InvalidGraph, state.NotImplemented, state.InvalidArgument,
+              state.RuntimeException)  # fmt: skip
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except errors as error:
+        return _evaluator(path, names, str(error))
+
+    def run(feed: Arrays) -> list[npt.NDArray[Any]]:
+        try:
+            return [np.asarray(v) for v in session.run(names, feed)]
+        except (*errors, ValueError) as error:
+            raise _RunError(str(error)[:400]) from error
+
+    return f"ONNX Runtime {onnxruntime.__version__}", run
+
+
+def _evaluator(path: Path, names: list[str], refusal: str) -> tuple[str, Any]:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        evaluator = ReferenceEvaluator(str(path))
+    except (NotImplementedError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{path}: ONNX Runtime does not load it ({refusal[:300]}), and neither does onnx's own "
+            f"evaluator ({str(error)[:200]}), so there is nothing to compare with.",
+            "Convert without a comparison with --allow-unverified, or mend the model.",
+        ) from error
+
+    def run(feed: Arrays) -> list[npt.NDArray[Any]]:
+        try:
+            return [np.asarray(v) for v in evaluator.run(names, feed)]
+        except Exception as error:
+            raise _RunError(f"{type(error).__name__}: {error}"[:400]) from error
+
+    return f"onnx {onnx.__version__} reference evaluator", run
