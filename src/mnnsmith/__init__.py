@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mnnsmith.api import (
         Bundle,
         CheckReport,
+        ConvertedModule,
         Engine,
         ExpertUse,
         Exported,
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
         Verification,
         check,
         convert,
+        convert_onnx,
         export_onnx,
         inspect,
         open_bundle,
         prepare,
         profile_experts,
+        profile_module,
         read_verification,
         verify,
     )
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bundle",
     "CheckReport",
+    "ConvertedModule",
     "Engine",
     "ExpertUse",
     "Exported",
@@ -51,11 +55,13 @@ __all__ = [
     "__version__",
     "check",
     "convert",
+    "convert_onnx",
     "export_onnx",
     "inspect",
     "open_bundle",
     "prepare",
     "profile_experts",
+    "profile_module",
     "read_verification",
     "verify",
 ]

@@ -10,6 +10,8 @@ from mnnsmith.inspection.check import CheckReport, check
 from mnnsmith.inspection.expert_use import ExpertUse, profile_experts
 from mnnsmith.inspection.inspect import Inspection, inspect
 from mnnsmith.onnx.export import Exported, export_onnx
+from mnnsmith.onnx_models.convert import ConvertedModule, convert_onnx
+from mnnsmith.onnx_models.profile import ProfiledModule, profile_module
 from mnnsmith.verify.results import Verification
 from mnnsmith.verify.results_json import read_verification
 from mnnsmith.verify.verify import verify
@@ -17,21 +19,25 @@ from mnnsmith.verify.verify import verify
 __all__ = [
     "Bundle",
     "CheckReport",
+    "ConvertedModule",
     "Engine",
     "ExpertUse",
     "Exported",
     "Inspection",
     "Prepared",
+    "ProfiledModule",
     "ProgressCallback",
     "SamplingOptions",
     "Verification",
     "check",
     "convert",
+    "convert_onnx",
     "export_onnx",
     "inspect",
     "open_bundle",
     "prepare",
     "profile_experts",
+    "profile_module",
     "read_verification",
     "verify",
 ]

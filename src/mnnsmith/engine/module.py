@@ -164,7 +164,7 @@ class Module:
 
     @property
     def statistics(self) -> ModuleStatistics:
-        header, _ = self._call("statistics", {})
+        header, _ = self.call("statistics", {})
         return ModuleStatistics(
             **{name: header[name] for name in ModuleStatistics.__dataclass_fields__}
         )
@@ -179,14 +179,14 @@ class Module:
         Raises UsageError for inputs that the model does not take, EngineError when the engine
         fails; the module is then closed.
         """
-        _, results = self._call("run", self.checked(feeds))
+        _, results = self.call("run", self.checked(feeds))
         return {name: np.array(results[name]) for name in self.outputs}
 
     def warm_up(self, feeds: Feeds, runs: int = 1) -> None:
         """Run without giving or counting anything: the first run of a shape takes longer."""
         arrays = self.checked(feeds)
         for _ in range(runs):
-            self._call("warm_up", arrays)
+            self.call("warm_up", arrays)
 
     def checked(self, feeds: Feeds) -> dict[str, npt.NDArray[Any]]:
         """`feeds` as the model takes them; raises UsageError as `run`."""
@@ -200,7 +200,8 @@ class Module:
             )
         return {one.name: _fitting(self.path.name, one, feeds[one.name]) for one in self.inputs}
 
-    def _call(self, op: str, arrays: Arrays, **fields: Any) -> tuple[Header, Arrays]:
+    def call(self, op: str, arrays: Arrays, **fields: Any) -> tuple[Header, Arrays]:
+        """A request to the child process, as `module_runner.py` lists them; raises as `run`."""
         with self._lock:
             try:
                 return self._runner.call(op, arrays, silence_s=self._call_timeout_s, **fields)

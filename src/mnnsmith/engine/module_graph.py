@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from mnnsmith.engine.weight_extent import NET_OPERATORS, NET_SUBGRAPHS
+from mnnsmith.engine.weight_extent import NET_OPERATORS, OPERATOR_MAIN, OPERATOR_MAIN_TYPE
 from mnnsmith.errors import EngineError
 from mnnsmith.mnn.flatbuffer import Reader
 
@@ -16,6 +16,10 @@ NET_TENSOR_NAMES = 7
 OPERATOR_INPUTS, OPERATOR_NAME, OPERATOR_OUTPUTS, OPERATOR_TYPE = 0, 3, 4, 5
 # Operators that compute nothing: Const, Input, TrainableParam.
 SOURCES = (11, 34, 266)
+# Operators that run other graphs: While, If.
+CONTROL = (600, 601)
+# Number of the parameter type UnaryOp, of its field `opType`, and there of GELU by tanh.
+PARAMETER_UNARY, UNARY_FUNCTION, GELU_BY_TANH = 70, 0, 32
 
 
 @dataclass(frozen=True)
@@ -23,17 +27,24 @@ class OperatorInfo:
     """An operator of the main graph.
 
     kind: the number of its type in the engine's `OpType`.  inputs, outputs: names of tensors.
+    approximates: whether it computes GELU by tanh, where the original may mean the exact form.
     """
 
     name: str
     kind: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    approximates: bool = False
 
     @property
     def computes(self) -> bool:
         """Whether its outputs depend on anything: a constant or an input gives itself."""
         return self.kind not in SOURCES
+
+    @property
+    def runs_graphs(self) -> bool:
+        """Whether it is a branch or a loop."""
+        return self.kind in CONTROL
 
 
 def operators(graph: bytes) -> tuple[OperatorInfo, ...]:
@@ -50,12 +61,6 @@ def operators(graph: bytes) -> tuple[OperatorInfo, ...]:
         raise EngineError(
             "the graph file is damaged: it does not hold what it points to."
         ) from error
-
-
-def has_subgraphs(graph: bytes) -> bool:
-    """Whether the graph holds branches or loops.  `graph`: one that `operators` reads."""
-    reader = Reader(graph)
-    return next(reader.tables(reader.indirect(0), NET_SUBGRAPHS), None) is not None
 
 
 def _operator(reader: Reader, place: int, names: list[str]) -> OperatorInfo:
@@ -75,4 +80,15 @@ def _operator(reader: Reader, place: int, names: list[str]) -> OperatorInfo:
         reader.read("<i", kind) if kind is not None else 0,
         tensors(OPERATOR_INPUTS),
         tensors(OPERATOR_OUTPUTS),
+        _unary_function(reader, place) == GELU_BY_TANH,
     )
+
+
+def _unary_function(reader: Reader, place: int) -> int | None:
+    """The number of the function that an operator of one operand computes."""
+    parameter = reader.field(place, OPERATOR_MAIN_TYPE)
+    main = reader.field(place, OPERATOR_MAIN)
+    if parameter is None or main is None or reader.read("<B", parameter) != PARAMETER_UNARY:
+        return None
+    function = reader.field(reader.indirect(main), UNARY_FUNCTION)
+    return reader.read("<i", function) if function is not None else 0

@@ -1,13 +1,14 @@
 """The process in which any other model runs: this file, `runner.py` beside it, numpy and MNN.
 
 It speaks the protocol of `runner.py`.  Requests: `load`, `run` (the inputs as arrays by name, the
-outputs as arrays by name), `warm_up` (a run whose outputs are dropped), `statistics`.
+outputs as arrays by name), `warm_up` (a run whose outputs are dropped), `statistics`, `profile`
+(what each operator takes).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,16 @@ else:
 LEVELS = {"normal": 0, "high": 1, "low": 2}
 
 
+def session_options(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `load` request asks for, in the engine's terms."""
+    return {
+        "backend": "CPU",
+        "numThread": request["threads"],
+        "precision": LEVELS[request["precision"]],
+        "memory": LEVELS[request["memory"]],
+    }
+
+
 class Model:
     """One loaded module."""
 
@@ -31,13 +42,8 @@ class Model:
         import MNN.nn as nn
 
         started = time.perf_counter()
-        options = {
-            "backend": "CPU",
-            "numThread": request["threads"],
-            "precision": LEVELS[request["precision"]],
-            "memory": LEVELS[request["memory"]],
-        }
-        manager = nn.create_runtime_manager((options,))
+        self.request = request
+        manager = nn.create_runtime_manager((session_options(request),))
         try:
             self.module = nn.load_module_from_file(
                 request["path"], request["inputs"], request["outputs"], runtime_manager=manager
@@ -106,6 +112,62 @@ class Model:
         return np.array(variable.read(), dtype=dtype).reshape(shape)
 
 
+class Profiler:
+    """The model once more, in the engine's older interface: it alone tells one operator's time."""
+
+    def __init__(self, request: Mapping[str, Any], arrays: runner.Arrays) -> None:
+        """Load the model of a `load` request, and give it its inputs."""
+        import MNN
+
+        self.interpreter = MNN.Interpreter(request["path"])
+        self.session = self.interpreter.createSession(session_options(request))
+        inputs = self.interpreter.getSessionInputAll(self.session)
+        for name, array in arrays.items():
+            self.interpreter.resizeTensor(inputs[name], array.shape)
+        self.interpreter.resizeSession(self.session)
+        types = {
+            "f": MNN.Halide_Type_Float,
+            "i": MNN.Halide_Type_Int,
+            "u": MNN.Halide_Type_Uint8,
+        }
+        for name, array in arrays.items():
+            layout = MNN.Tensor_DimensionType_Caffe
+            source = MNN.Tensor(array.shape, types[array.dtype.kind], array, layout)
+            inputs[name].copyFrom(source)
+        self.operators: list[dict[str, Any]] = []
+        self.seconds: list[float] = []
+        self.began = 0.0
+
+    @property
+    def memory_mb(self) -> float:
+        """What weights and work buffers of the session take, by the engine's own account."""
+        memory_code = 0
+        size: float = self.interpreter.getSessionInfo(self.session, memory_code)
+        return size
+
+    def run(self) -> list[float]:
+        """Seconds of each operator, in the order of `operators`, which this fills."""
+        self.operators, self.seconds = [], []
+        status = self.interpreter.runSessionWithCallBackInfo(self.session, self._begin, self._end)
+        if status != 0 or not self.operators:
+            raise runner.FailedError("the engine could not run the model operator by operator.")
+        return self.seconds
+
+    def _begin(self, tensors: Any, operator: Any) -> int:
+        self.began = time.perf_counter()
+        return 1
+
+    def _end(self, tensors: Any, operator: Any) -> int:
+        self.seconds.append(time.perf_counter() - self.began)
+        self.operators.append({
+            "name": operator.getName(),
+            "kind": operator.getType(),
+            "mega_operations": operator.getFlops(),
+            "shape": list(tensors[0].getShape()) if tensors else [],
+        })  # fmt: skip
+        return 1
+
+
 class ModuleServer(runner.Server):
     """Answers requests about one module until stdin ends."""
 
@@ -138,7 +200,37 @@ class ModuleServer(runner.Server):
                 "run_s": module.run_s,
                 "peak_rss_bytes": runner.peak_rss_bytes(),
             }, {}
+        if op == "profile":
+            return self.profile(module, request, arrays)
         raise runner.RefusedError(f"unknown operation {op!r}.")
+
+    def profile(
+        self, module: Model, request: Mapping[str, Any], arrays: runner.Arrays
+    ) -> tuple[dict[str, Any], runner.Arrays]:
+        plain_s = list(self.repeated(request, lambda: self.timed(module, arrays)))
+        reply = {"peak_rss_bytes": runner.peak_rss_bytes(), "operators": [], "memory_mb": None}
+        results = {"plain_s": np.array(plain_s)}
+        if request["by_operator"]:
+            profiler = Profiler(module.request, arrays)
+            times = list(self.repeated(request, profiler.run))
+            if len({len(one) for one in times}) != 1:
+                raise runner.FailedError("the model did not run the same operators each time.")
+            results["operator_s"] = np.array(times)
+            reply["operators"] = profiler.operators
+            reply["memory_mb"] = profiler.memory_mb
+        return reply, results
+
+    def timed(self, module: Model, arrays: runner.Arrays) -> float:
+        module.run(arrays)
+        return module.last_s
+
+    def repeated(self, request: Mapping[str, Any], run: Callable[[], Any]) -> Iterator[Any]:
+        """What `run` gives each time after the warm-ups; each run is a sign of life."""
+        for index in range(request["warm_ups"] + request["repeats"]):
+            result = run()
+            self.reply({"partial": True}, {})
+            if index >= request["warm_ups"]:
+                yield result
 
 
 if __name__ == "__main__":

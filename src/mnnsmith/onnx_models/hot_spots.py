@@ -14,7 +14,7 @@ _MOVING_SHARE = 0.15
 _UNARY_SHARE = 0.25
 _OPERATOR_SHARE = 0.1
 _SMALL_S = 10e-6
-_SMALL_SHARE = 0.2
+_SMALL_SHARE = 0.3
 _SLOW_RATIO = 0.2
 _THREADS_GAIN = 1.15
 
@@ -40,8 +40,8 @@ def _threads(profile: ModuleProfile) -> list[str]:
     if one > _THREADS_GAIN * many:
         return []
     return [
-        f"{profile.threads} threads take {_ms(many)}, one takes {_ms(one)}: use one thread, and run "
-        "several models or requests side by side."
+        f"{profile.threads} threads take {_ms(many)}, one takes {_ms(one)}: use one thread, and "
+        "run several models or requests side by side."
     ]
 
 

@@ -77,12 +77,14 @@ def _trial_shapes(path: Path) -> dict[str, list[int]]:
     """The first shapes that the bundle was compared at; none for a bare file."""
     if not (path / MANIFEST).is_file():
         return {}
-    trials = read_any_manifest(path).data.get("verification", {}).get("trials")
-    if not isinstance(trials, list) or not trials or not isinstance(trials[0], dict):
+    verification = read_any_manifest(path).data.get("verification")
+    trials = verification.get("trials") if isinstance(verification, dict) else None
+    first = trials[0] if isinstance(trials, list) and trials else None
+    if not isinstance(first, dict):
         return {}
     return {
         name: shape
-        for name, shape in trials[0].items()
+        for name, shape in first.items()
         if isinstance(shape, list) and all(type(size) is int for size in shape)
     }
 
