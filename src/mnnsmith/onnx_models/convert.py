@@ -19,6 +19,7 @@ from mnnsmith.extras import require_packages
 from mnnsmith.files import is_file, sha256_of, user_path
 from mnnsmith.onnx_models.arrays import read_arrays, read_user_arrays, write_arrays
 from mnnsmith.onnx_models.attempt import FAILURES, Attempt, Job, attempt
+from mnnsmith.onnx_models.operators import known_operators
 from mnnsmith.onnx_models.recipes import storage
 from mnnsmith.onnx_models.rules.registry import all_rules
 from mnnsmith.onnx_models.tasks import TIMEOUT_S, TaskFailedError, Worker
@@ -26,8 +27,6 @@ from mnnsmith.onnx_models.trials import Arrays, Shapes, candidates, from_data
 
 Data = Mapping[str, npt.NDArray[Any]]
 Progress = Callable[[str], None]
-# One node alone leaves nothing to fold.
-_WORTH_SIMPLIFYING = 2
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def convert_onnx(
     fails on it.
     """
     require_packages("onnx", "onnxruntime")
-    model, output = user_path(model), user_path(output)
+    model, output = user_path(model).absolute(), user_path(output)
     if not is_file(model):
         raise SourceError(f"{model}: there is no such file.")
     check_target(output, replace=force)
@@ -161,7 +160,9 @@ def _reference(
     try:
         failures = []
         for trials in sets:
-            values, program, failure = _run_reference(model, names, trials, worker)
+            values, program, failure = _run_reference(
+                model, names, trials, worker, evaluator=bool(data)
+            )
             if failure is None:
                 return trials, values, program
             failures.append(failure)
@@ -176,7 +177,7 @@ def _reference(
 
 
 def _run_reference(
-    model: Path, names: list[str], trials: list[Arrays], worker: Worker
+    model: Path, names: list[str], trials: list[Arrays], worker: Worker, evaluator: bool
 ) -> tuple[list[Arrays], str, str | None]:
     folder = worker.new_folder("reference")
     feeds = [folder / f"in{i}.npz" for i in range(len(trials))]
@@ -186,7 +187,7 @@ def _run_reference(
     try:
         told = worker.run(
             "reference", folder, model=str(model.absolute()), outputs=names,
-            feeds=[str(p) for p in feeds], results=[str(p) for p in results],
+            feeds=[str(p) for p in feeds], results=[str(p) for p in results], evaluator=evaluator,
         )  # fmt: skip
     except TaskFailedError as error:
         return [], "", f"it {error}"
@@ -220,7 +221,9 @@ def _first_that_agrees(
     job: Job, worker: Worker, before: Mapping[str, Any]
 ) -> tuple[Attempt, list[str]]:
     """Simplified first, for speed; as it is, where that fails."""
-    if sum(before["operators"].values()) < _WORTH_SIMPLIFYING:
+    operators = before["operators"]
+    # One node alone leaves nothing to fold, unless a function stands behind it.
+    if sum(operators.values()) <= 1 and set(operators) <= known_operators():
         try:
             return attempt(job, worker, simplified=False), []
         except FAILURES as error:
