@@ -57,7 +57,7 @@ def profile_module(
     if data is not None:
         feeds = data if isinstance(data, Mapping) else read_user_arrays(user_path(os.fspath(data)))
     else:
-        shapes = {**_trial_shapes(path), **(input_shapes or {})}
+        shapes = {**trial_shapes(path), **(input_shapes or {})}
         with Module(path, threads=1) as module:
             inputs = module.inputs
         unknown = sorted(set(input_shapes or {}) - {one.name for one in inputs})
@@ -73,8 +73,8 @@ def profile_module(
     return ProfiledModule(found, advice(found))
 
 
-def _trial_shapes(path: Path) -> dict[str, list[int]]:
-    """The first shapes that the bundle was compared at; none for a bare file."""
+def trial_shapes(path: Path) -> dict[str, list[int]]:
+    """The shapes of inputs that a bundle was first compared at; none for a bare file."""
     if not (path / MANIFEST).is_file():
         return {}
     verification = read_any_manifest(path).data.get("verification")

@@ -26,7 +26,7 @@ def run_task(arguments: dict[str, Any]) -> dict[str, Any]:
     """
     names = arguments["outputs"]
     path = Path(arguments["model"])
-    program, run = _open(path, names)
+    program, run = open_reference(path, names)
     failures = _run_all(run, arguments)
     if any(failures) and arguments["evaluator"]:
         # ONNX Runtime lacks forms of some operators that onnx's own evaluator has.
@@ -41,7 +41,7 @@ def _run_all(run: Run, arguments: dict[str, Any]) -> list[str | None]:
     for feed, result in zip(arguments["feeds"], arguments["results"], strict=True):
         try:
             values = run(read_arrays(Path(feed)))
-        except _RunError as error:
+        except RunFailedError as error:
             failures.append(str(error))
             continue
         write_arrays(Path(result), dict(zip(arguments["outputs"], values, strict=True)))
@@ -49,11 +49,12 @@ def _run_all(run: Run, arguments: dict[str, Any]) -> list[str | None]:
     return failures
 
 
-class _RunError(Exception):
+class RunFailedError(Exception):
     """The model cannot be run on these values."""
 
 
-def _open(path: Path, names: list[str]) -> tuple[str, Run]:
+def open_reference(path: Path, names: list[str]) -> tuple[str, Run]:
+    """The program that runs the model in `path`, and what runs it for the tensors `names`."""
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -75,7 +76,7 @@ def _open(path: Path, names: list[str]) -> tuple[str, Run]:
         try:
             return [np.asarray(v) for v in session.run(names, feed)]
         except (*errors, ValueError) as error:
-            raise _RunError(str(error)[:400]) from error
+            raise RunFailedError(str(error)[:400]) from error
 
     return f"ONNX Runtime {onnxruntime.__version__}", run
 
@@ -97,6 +98,6 @@ def _evaluator(path: Path, names: list[str], refusal: str) -> tuple[str, Run]:
         try:
             return [np.asarray(v) for v in evaluator.run(names, feed)]
         except Exception as error:
-            raise _RunError(f"{type(error).__name__}: {error}"[:400]) from error
+            raise RunFailedError(f"{type(error).__name__}: {error}"[:400]) from error
 
     return f"onnx {onnx.__version__} reference evaluator", run

@@ -20,6 +20,7 @@ from typing import Any
 
 # Name of a task: its module; the function is `run_task(arguments) -> dict`.
 TASKS = {
+    "layers": "mnnsmith.onnx_models.layer_task",
     "prepare": "mnnsmith.onnx_models.prepare",
     "reference": "mnnsmith.onnx_models.reference",
 }
