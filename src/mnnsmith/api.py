@@ -11,6 +11,7 @@ from mnnsmith.inspection.expert_use import ExpertUse, profile_experts
 from mnnsmith.inspection.inspect import Inspection, inspect
 from mnnsmith.onnx.export import Exported, export_onnx
 from mnnsmith.onnx_models.convert import ConvertedModule, convert_onnx
+from mnnsmith.onnx_models.layers import LayerComparison, TensorComparison, compare_layers
 from mnnsmith.onnx_models.profile import ProfiledModule, profile_module
 from mnnsmith.verify.results import Verification
 from mnnsmith.verify.results_json import read_verification
@@ -24,12 +25,15 @@ __all__ = [
     "ExpertUse",
     "Exported",
     "Inspection",
+    "LayerComparison",
     "Prepared",
     "ProfiledModule",
     "ProgressCallback",
     "SamplingOptions",
+    "TensorComparison",
     "Verification",
     "check",
+    "compare_layers",
     "convert",
     "convert_onnx",
     "export_onnx",

@@ -58,8 +58,8 @@ def convert(
     file is converted as it is, compared with ONNX Runtime, and written only where both agree.
     """
     if Path(model).suffix.lower() == ".onnx":
-        _refuse("an ONNX model", max_context=max_context, revision=revision, offline=offline,
-                dry_run=dry_run, threads=threads)  # fmt: skip
+        o.refuse("an ONNX model", max_context=max_context, revision=revision, offline=offline,
+                 dry_run=dry_run, threads=threads)  # fmt: skip
         if output is None:
             raise UsageError("Where should the bundle go?", "Give a folder with -o DIR.")
         m.convert_module(
@@ -68,8 +68,8 @@ def convert(
             json_output=json_output,
         )  # fmt: skip
         return
-    _refuse("a language model", input_shape=input_shape, data=data, fp16=fp16,
-            tolerance=tolerance, allow_unverified=allow_unverified)  # fmt: skip
+    o.refuse("a language model", input_shape=input_shape, data=data, fp16=fp16,
+             tolerance=tolerance, allow_unverified=allow_unverified)  # fmt: skip
     if output is None and not dry_run:
         raise UsageError("Where should the bundle go?", "Give a folder with -o DIR, or --dry-run.")
     from mnnsmith import api
@@ -96,13 +96,6 @@ def convert(
     _show(_result(bundle), tuple(bundle.manifest.data.get("notes", ())), json_output)
     if not json_output:
         _say_unproved(bundle)
-
-
-def _refuse(what: str, **given: object) -> None:
-    """Options that `what` does not have."""
-    for name, value in given.items():
-        if value is not None and value is not False:
-            raise UsageError(f"--{name.replace('_', '-')} is not for {what}.")
 
 
 def _show(facts: dict[str, Any], notes: tuple[str, ...], json_output: bool) -> None:

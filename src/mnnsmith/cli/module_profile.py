@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnnsmith.cli.console import format_bytes, say, say_json
-from mnnsmith.errors import UsageError
+from mnnsmith.cli.verify_module import one_shape_each
 
 if TYPE_CHECKING:
     from mnnsmith.engine.module_profile import ModuleProfile, Timing
@@ -26,7 +26,7 @@ def show_module_profile(
     **options: Any,
 ) -> None:
     """Time the model, then write the tables or one JSON object."""
-    shapes = input_shapes(input_shape)
+    shapes = one_shape_each(input_shape)
     from mnnsmith import api
 
     found = api.profile_module(directory, input_shapes=shapes, data=data, **options)
@@ -34,21 +34,6 @@ def show_module_profile(
         say_json(as_json(found))
     else:
         _show(found)
-
-
-def input_shapes(pairs: Sequence[str]) -> dict[str, list[int]]:
-    """NAME=SIZES pairs, sizes with commas between; raises UsageError."""
-    shapes = {}
-    for pair in pairs:
-        # A name may hold an equals sign, sizes never do.
-        name, equals, sizes = pair.rpartition("=")
-        if not equals or not name or not all(size.isdecimal() for size in sizes.split(",")):
-            raise UsageError(
-                f"--input-shape {pair!r:.80} is not NAME=SIZES.",
-                "For example: --input-shape image=1,3,224,224",
-            )
-        shapes[name] = [int(size) for size in sizes.split(",")]
-    return shapes
 
 
 def as_json(found: ProfiledModule) -> dict[str, Any]:

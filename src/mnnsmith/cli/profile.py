@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mnnsmith.cli import options as o
+from mnnsmith.cli import verify_module as m
 from mnnsmith.cli.console import (
     MAX_INPUT_BYTES,
     ProgressBars,
@@ -42,16 +43,6 @@ Output = Annotated[
         help="With --experts: write a page with a heat map (HTML).",
     ),
 ]
-InputShape = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=SIZES", help="The shape of an input, such as image=1,3,224,224 [default: one"
-        " that the conversion was compared at].",
-    ),
-]  # fmt: skip
-Data = Annotated[
-    Path | None, typer.Option("--data", metavar="FILE.npz", help="Inputs by name, for real ones.")
-]
 Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each kind.")]
 
 
@@ -60,8 +51,8 @@ def profile(
     experts: Experts = False,
     text: Text = None,
     output: Output = None,
-    input_shape: InputShape = None,
-    data: Data = None,
+    input_shape: m.InputShape = None,
+    data: m.Data = None,
     repeats: Repeats = 20,
     json_output: o.Json = False,
     threads: o.Threads = None,
@@ -74,8 +65,7 @@ def profile(
     reads a text.
     """
     if not experts:
-        if text is not None or output is not None:
-            raise UsageError("--text and --output are for --experts.")
+        o.refuse("the times of operators; it is for --experts", text=text, output=output)
         show_module_profile(
             directory, input_shape or (), data, json_output=json_output, repeats=repeats,
             threads=threads, memory=memory, precision=precision,
@@ -85,8 +75,7 @@ def profile(
         raise UsageError(
             "--experts needs a text.", "Give --text FILE, or --text - for standard input."
         )
-    if input_shape or data is not None or precision is not None:
-        raise UsageError("--input-shape, --data and --precision are not for --experts.")
+    o.refuse("--experts", input_shape=input_shape, data=data, precision=precision)
     _profile_experts(directory, text, output, json_output, threads, memory)
 
 

@@ -40,8 +40,8 @@ def _threads(profile: ModuleProfile) -> list[str]:
     if one > _THREADS_GAIN * many:
         return []
     return [
-        f"{profile.threads} threads take {_ms(many)}, one takes {_ms(one)}: use one thread, and "
-        "run several models or requests side by side."
+        f"{profile.threads} threads take {_ms(many)}, one takes {_ms(one)}: unless something else "
+        "kept the processors busy, use one thread, and run several requests side by side."
     ]
 
 
@@ -99,8 +99,8 @@ def _slow(profile: ModuleProfile) -> list[str]:
     slow = [one for one in heavy if (one.gflop_per_s or 0.0) < _SLOW_RATIO * best]
     return [
         f"{one.name} ({one.kind}, output {_shape(one)}) takes {_share(profile, [one]):.0%} at "
-        f"{one.gflop_per_s:.1f} GFLOP/s, where another reaches {best:.1f}: few rows or channels "
-        "leave the processor waiting for memory. A larger batch, or quantized weights, may help."
+        f"{one.gflop_per_s:.1f} GFLOP/s, where another reaches {best:.1f}: most often few rows or "
+        "channels, which leave the processor waiting for memory. A larger batch may help."
         for one in slow[:_NAMED]
     ]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mnnsmith.bundle.manifest import MANIFEST, read_any_manifest
+from mnnsmith.bundle.manifest import MANIFEST, MODULE_KIND, read_any_manifest
 from mnnsmith.engine.module import Module, TensorInfo
 from mnnsmith.engine.module_profile import ModuleProfile, profile
 from mnnsmith.errors import UsageError
@@ -54,6 +54,7 @@ def profile_module(
     engine fails.
     """
     path = user_path(os.fspath(directory))
+    _refuse_language_model(path)
     if data is not None:
         feeds = data if isinstance(data, Mapping) else read_user_arrays(user_path(os.fspath(data)))
     else:
@@ -71,6 +72,14 @@ def profile_module(
         precision=precision or "normal", memory=memory or "normal",
     )  # fmt: skip
     return ProfiledModule(found, advice(found))
+
+
+def _refuse_language_model(path: Path) -> None:
+    if (path / MANIFEST).is_file() and read_any_manifest(path).data.get("kind") != MODULE_KIND:
+        raise UsageError(
+            f"{path}: holds a language model, which the engine does not time by operator.",
+            "For a mixture of experts, --experts shows which of them a text uses.",
+        )
 
 
 def trial_shapes(path: Path) -> dict[str, list[int]]:
