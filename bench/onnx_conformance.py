@@ -38,9 +38,14 @@ def cases() -> dict[str, Any]:
 
 def feeds_of(case: Any) -> tuple[list[dict[str, Any]], list[list[Any]]]:
     """Inputs by name and outputs in order, of each data set."""
+    from onnx import TensorProto, numpy_helper
+
+    def array(value: Any) -> Any:
+        return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
     names = [value.name for value in case.model.graph.input]
-    feeds = [dict(zip(names, inputs, strict=False)) for inputs, _ in case.data_sets]
-    return feeds, [list(outputs) for _, outputs in case.data_sets]
+    feeds = [dict(zip(names, map(array, inputs), strict=False)) for inputs, _ in case.data_sets]
+    return feeds, [list(map(array, outputs)) for _, outputs in case.data_sets]
 
 
 def judge(case: Any, work: Path, worker: Any, quick: bool) -> tuple[str, str]:

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-# Below this, a reference counts as zero and the difference stands for itself.
-_TINY = 1e-6
+# Outputs that are all smaller count as of this magnitude: the tail of a sigmoid, say, holds nothing
+# but the rounding of what came before.
+_LEAST_SCALE = 1e-2
 
 
 def difference(found: Array, expected: Array) -> float:
@@ -31,9 +32,9 @@ def difference(found: Array, expected: Array) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    scale = float(np.abs(reference[finite]).max())
+    scale = max(_LEAST_SCALE, float(np.abs(reference[finite]).max()))
     largest = float(np.abs(wide[finite] - reference[finite]).max())
-    return largest / scale if scale > _TINY else largest
+    return largest / scale
 
 
 def _wide(array: Array) -> npt.NDArray[np.float64]:
