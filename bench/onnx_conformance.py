@@ -167,8 +167,8 @@ def main() -> int:
         print(line)
     if options.check:
         return bool(failures)
-    if options.only == "*" and options.names is None and not options.quick:
-        write_results(found)
+    if not options.quick:
+        write_results(found, before)
     if options.write_docs:
         from onnx_conformance_docs import write_docs
 
@@ -176,16 +176,22 @@ def main() -> int:
     return 0
 
 
-def write_results(found: dict[str, tuple[str, str]]) -> None:
+def write_results(found: dict[str, tuple[str, str]], before: dict[str, Any]) -> None:
+    """The cases measured now, and what is known of the others."""
     import onnx
     import onnxruntime
 
     groups: dict[str, Any] = {"right": [], "refused": {}, "wrong": {}, "crash": {}}
+    groups["right"] = [name for name in before.get("right", ()) if name not in found]
+    for verdict in ("refused", "wrong", "crash"):
+        known = before.get(verdict, {})
+        groups[verdict] = {name: why for name, why in known.items() if name not in found}
     for name, (verdict, why) in sorted(found.items()):
         if verdict == "right":
             groups["right"].append(name)
         else:
             groups[verdict][name] = why
+    groups["right"].sort()
     versions = {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__, "MNN": "3.6.1"}
     data = {"command": "python bench/onnx_conformance.py", "versions": versions, **groups}
     RESULTS.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")

@@ -19,7 +19,7 @@ from mnnsmith.extras import require_packages
 from mnnsmith.files import is_file, sha256_of, user_path
 from mnnsmith.onnx_models.arrays import read_arrays, read_user_arrays, write_arrays
 from mnnsmith.onnx_models.attempt import FAILURES, Attempt, Job, attempt
-from mnnsmith.onnx_models.operators import known_operators
+from mnnsmith.onnx_models.operators import plain_operators
 from mnnsmith.onnx_models.recipes import storage
 from mnnsmith.onnx_models.rules.registry import all_rules
 from mnnsmith.onnx_models.tasks import TIMEOUT_S, TaskFailedError, Worker
@@ -223,7 +223,7 @@ def _first_that_agrees(
     """Simplified first, for speed; as it is, where that fails."""
     operators = before["operators"]
     # One node alone leaves nothing to fold, unless a function stands behind it.
-    if sum(operators.values()) <= 1 and set(operators) <= known_operators():
+    if sum(operators.values()) <= 1 and set(operators) <= plain_operators():
         try:
             return attempt(job, worker, simplified=False), []
         except FAILURES as error:

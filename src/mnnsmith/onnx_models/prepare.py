@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mnnsmith.errors import UnsupportedError
 from mnnsmith.onnx_models.graph_view import names_in, opset_of
 from mnnsmith.onnx_models.load import graphs_of, load_onnx
-from mnnsmith.onnx_models.operators import known_operators
+from mnnsmith.onnx_models.operators import known_operators, plain_operators
 from mnnsmith.onnx_models.refused import refuse_known_defects
 from mnnsmith.onnx_models.rules.registry import apply_rules
 from mnnsmith.onnx_models.signature import signature_of
@@ -90,13 +90,13 @@ def _inlined(model: ModelProto, notes: list[str]) -> ModelProto:
     if model.functions:
         model = inliner.inline_local_functions(model)
         notes.append("functions of the model put in place")
-    known = known_operators()
+    plain = plain_operators()
     for _ in range(_INLINE_ROUNDS):
         unknown = {
             (n.domain, n.op_type)
             for g in graphs_of(model.graph)
             for n in g.node
-            if n.op_type not in known
+            if n.op_type not in plain
         }
         if not unknown:
             break

@@ -22,7 +22,8 @@ def _rewrite(node: NodeProto, view: GraphView) -> Sequence[NodeProto] | None:
         empty = noop and not axes_given
     else:
         axes = view.constant(node.input[1]) if node.input[1] else None
-        empty = not node.input[1] or (axes is not None and axes.size == 0)
+        none_by_shape = view.shape(node.input[1]) == (0,)
+        empty = not node.input[1] or none_by_shape or (axes is not None and axes.size == 0)
         noop = bool(attributes(node).get("noop_with_empty_axes", 0))
     if not empty:
         return None
