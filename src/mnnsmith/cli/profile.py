@@ -31,7 +31,7 @@ Experts = Annotated[bool, typer.Option("--experts", help="Count which experts ea
 Text = Annotated[
     str | None,
     typer.Option(
-        "--text", metavar="FILE", help="With --experts: the text; '-' reads standard input."
+        "--text", metavar="FILE", help="With --experts, the text; '-' reads standard input."
     ),
 ]
 Output = Annotated[
@@ -40,7 +40,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="With --experts: write a page with a heat map (HTML).",
+        help="With --experts, write a page with a heat map (HTML).",
     ),
 ]
 Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each kind.")]
