@@ -84,7 +84,8 @@ class Module:
 
         inputs: names of all inputs that the outputs need; None is what the model declares.
         outputs: tensors to give; None is what the model declares.  Any tensor that an operator of
-            the graph computes will do.
+            the graph computes will do; but where MNN's converter joined operators, a name of the
+            original may have stayed with a later value.
         threads: None is every processor that is usable.
         precision, memory: "low", "normal" or "high".  Low memory keeps quantized weights quantized
             and quantizes activations at run time.

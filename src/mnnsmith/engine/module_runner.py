@@ -7,6 +7,8 @@ outputs as arrays by name), `warm_up` (a run whose outputs are dropped), `statis
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from mnnsmith.engine import runner
 else:
-    # Copied to another machine, the two files are alone: nothing of the package is there.
+    # Copied to another machine, the two files are alone: nothing of the package is there.  They may
+    # be links, side by side, to files elsewhere; Python begins its path with where those are.
+    sys.path[0] = os.path.dirname(os.path.abspath(__file__))
     import runner
 
 # The engine's numbers of the levels (`BackendConfig` in include/MNN/MNNForwardType.h).
