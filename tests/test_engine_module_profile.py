@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -110,12 +108,6 @@ def test_a_model_with_a_branch_is_timed_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_gelu_by_tanh_is_seen(tmp_path: Path) -> None:
     """The converter's own default, which ours overrides."""
-    onnx.save(dense(16, 2), tmp_path / "model.onnx")
-    program = (
-        "import _tools; _tools.mnnconvert(['mnnconvert', '-f', 'ONNX', '--modelFile', "
-        "'model.onnx', '--MNNModel', 'model.mnn', '--keepInputFormat=1'])"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True)
-    feeds = {"x": np.ones((1, 16), np.float32)}
-    found = profile(tmp_path / "model.mnn", feeds, repeats=1, threads=1)
+    path = to_mnn(dense(16, 2), tmp_path, options=("--useGeluApproximation", "1"))
+    found = profile(path, {"x": np.ones((1, 16), np.float32)}, repeats=1, threads=1)
     assert found.approximate_gelu == ("gelu0", "gelu1")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,19 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-# The converter is native code that prints and may crash: not in this process.
-CONVERT = """
-import sys, _tools
-_tools.mnnconvert(["mnnconvert", "-f", "ONNX", "--modelFile", sys.argv[1], "--MNNModel",
-                   sys.argv[2], "--keepInputFormat=1", "--useGeluApproximation", "0"])
-"""
+from mnnsmith.engine.converter import onnx_to_mnn
 
 
-def to_mnn(model: onnx.ModelProto, folder: Path, name: str = "model") -> Path:
-    """Save `model` as NAME.onnx in `folder`, and convert it to NAME.mnn."""
+def to_mnn(
+    model: onnx.ModelProto, folder: Path, name: str = "model", options: Sequence[str] = ()
+) -> Path:
+    """Save `model` as NAME.onnx in `folder`, and convert it to NAME.mnn as it is.
+
+    options: of the engine's converter.
+    """
     source, target = folder / f"{name}.onnx", folder / f"{name}.mnn"
     onnx.save(model, source)
-    subprocess.run(
-        [sys.executable, "-c", CONVERT, str(source), str(target)],
-        cwd=folder, check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    assert target.is_file()
+    onnx_to_mnn(source, target, options, memory_limit_bytes=4 << 30)
     return target
 
 
