@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from mnnsmith.engine import Module, TensorInfo
 from mnnsmith.engine.device import Launch, LocalDevice
 from mnnsmith.engine.module import MODULE_RUNNER
+from mnnsmith.engine.module_profile import profile
 from mnnsmith.engine.runner import peak_rss_bytes
 from mnnsmith.errors import EngineError, UsageError
 from tiny_onnx import dense, mixed, model_of, to_mnn
@@ -127,6 +128,10 @@ def test_garbage_is_an_engine_error(tmp_path: Path, content: bytes) -> None:
         Module(path)
     with pytest.raises(EngineError, match="cannot be read"):
         Module(tmp_path / "absent.mnn")
+    with open(path, "wb") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(EngineError, match="2147483648 bytes"):
+        Module(path)
 
 
 def test_a_cut_or_changed_file_never_hurts_us(mixed_model: Path, tmp_path: Path) -> None:
@@ -149,6 +154,23 @@ def test_a_cut_or_changed_file_never_hurts_us(mixed_model: Path, tmp_path: Path)
         except (EngineError, UsageError):
             refused += 1
     assert refused >= 4
+
+
+def test_weights_beside_the_model(tmp_path: Path) -> None:
+    path = to_mnn(dense(64, 2), tmp_path, options=("--saveExternalData=1",))
+    weights = path.with_name("model.mnn.weight")
+    assert weights.stat().st_size > 2 * 64 * 64 * 4
+    arrays = {"x": np.ones((2, 64), np.float32)}
+    with Module(path, threads=1) as module:
+        found = module.run(arrays)["y"]
+    np.testing.assert_allclose(found, expected(path.with_suffix(".onnx"), arrays)["y"], atol=1e-5)
+    assert profile(path, arrays, repeats=1, threads=1).operators
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(EngineError, match=r"model\.mnn\.weight: \d+ bytes, the graph reads"):
+        Module(path)
+    weights.unlink()
+    with pytest.raises(EngineError, match=r"model\.mnn\.weight: cannot be read"):
+        Module(path)
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.engine.client import Header, Runner, RunnerRefusedError
-from mnnsmith.engine.converter import GRAPH_LIMIT_BYTES
 from mnnsmith.engine.device import Device, LocalDevice
 from mnnsmith.engine.engine import CALL_TIMEOUT_S, LEVELS, LOAD_TIMEOUT_S
 from mnnsmith.engine.machine import usable_processors
@@ -25,6 +24,8 @@ from mnnsmith.errors import EngineError, UsageError
 
 MODULE_RUNNER = Path(__file__).with_name("module_runner.py")
 MODEL_FILE = "model.mnn"
+# Offsets in a flatbuffer are signed and of 32 bits.
+MODEL_LIMIT_BYTES = 1 << 31
 Feeds = Mapping[str, npt.ArrayLike]
 Outputs = dict[str, npt.NDArray[Any]]
 
@@ -230,11 +231,8 @@ def _checked_graph(path: Path) -> tuple[OperatorInfo, ...]:
     """What can be seen without the engine: files missing or cut short.  Gives the operators."""
     try:
         size_bytes = path.stat().st_size
-        if size_bytes > GRAPH_LIMIT_BYTES:
-            raise EngineError(
-                f"{path}: {size_bytes} bytes, more than the {GRAPH_LIMIT_BYTES} we accept.",
-                "Convert the model with its weights in a file of their own.",
-            )
+        if size_bytes >= MODEL_LIMIT_BYTES:
+            raise EngineError(f"{size_bytes} bytes; no model has 2 GB or more.")
         graph = path.read_bytes()
         required = required_weight_bytes(graph)
         weights = path.with_name(path.name + ".weight")

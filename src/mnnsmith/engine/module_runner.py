@@ -68,7 +68,7 @@ class Model:
             if declared.dtype not in self.dtypes:
                 raise runner.FailedError(f"input {name} is of {declared.dtype}.")
         self.runs = 0
-        self.run_s = 0.0
+        self.run_s = self.last_s = 0.0
         self.load_s = time.perf_counter() - started
 
     def declared_inputs(self) -> list[dict[str, Any]]:
@@ -130,13 +130,15 @@ class Profiler:
             self.interpreter.resizeTensor(inputs[name], array.shape)
         self.interpreter.resizeSession(self.session)
         types = {
-            "f": MNN.Halide_Type_Float,
-            "i": MNN.Halide_Type_Int,
-            "u": MNN.Halide_Type_Uint8,
+            "float32": MNN.Halide_Type_Float,
+            "int32": MNN.Halide_Type_Int,
+            "uint8": MNN.Halide_Type_Uint8,
         }
         for name, array in arrays.items():
+            if array.dtype.name not in types:
+                raise runner.RefusedError(f"input {name}: {array.dtype} cannot be timed.")
             layout = MNN.Tensor_DimensionType_Caffe
-            source = MNN.Tensor(array.shape, types[array.dtype.kind], array, layout)
+            source = MNN.Tensor(array.shape, types[array.dtype.name], array, layout)
             inputs[name].copyFrom(source)
         self.operators: list[dict[str, Any]] = []
         self.seconds: list[float] = []
