@@ -100,9 +100,30 @@ def test_a_model_with_a_branch_is_timed_as_a_whole(tmp_path: Path) -> None:
         np.testing.assert_array_equal(module.run(feeds)["y"], -feeds["x"])
         np.testing.assert_array_equal(module.run({"x": -2 * feeds["x"]})["y"], 2 * feeds["x"])
     found = profile(path, feeds, repeats=3, threads=1)
-    assert found.operators == found.kinds() == ()
+    assert (found.operators, found.kinds()) == ((), ())
     assert found.memory_bytes is None
     assert len(found.plain.times_s) == 3
+
+
+@pytest.mark.engine
+def test_small_signed_inputs_run_and_are_timed_as_a_whole(tmp_path: Path) -> None:
+    shape = ["n", 4]
+    model = model_of(
+        [
+            helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT),
+            helper.make_node("Neg", ["wide"], ["negative"]),
+            helper.make_node("Cast", ["negative"], ["y"], to=TensorProto.INT8),
+        ],
+        {"x": (TensorProto.INT8, shape)},
+        {"y": (TensorProto.INT8, shape)},
+    )
+    path = to_mnn(model, tmp_path)
+    feeds = {"x": np.array([[1, -2, 127, -127], [0, 5, 6, 7]])}
+    with Module(path, threads=1) as module:
+        found = module.run(feeds)["y"]
+    assert found.dtype == np.int8
+    np.testing.assert_array_equal(found, -feeds["x"])
+    assert profile(path, feeds, repeats=1, threads=1).operators == ()
 
 
 @pytest.mark.engine

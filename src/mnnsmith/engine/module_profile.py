@@ -75,7 +75,8 @@ class ModuleProfile:
     """What `profile` measured.
 
     plain: whole runs in one go.  one_thread: the same on one thread, None where one was asked for.
-    operators: the steps in the order of the run, empty for a model with branches or loops.
+    operators: the steps in the order of the run, empty for a model with branches, loops or int8
+    inputs, which the engine times as a whole only.
     memory_bytes: weights and work buffers by the engine's account, None likewise.
     peak_rss_bytes: the most memory that the child process held in the whole runs.
     approximate_gelu: operators that compute GELU by tanh.
@@ -148,7 +149,7 @@ def profile(
         arrays = module.checked(feeds)
         header, results = module.call(
             "profile", arrays, repeats=repeats, warm_ups=warm_ups,
-            by_operator=not any(one.runs_graphs for one in module.operators),
+            by_operator=_has_operator_times(module),
         )  # fmt: skip
         used = module.options["threads"]
     one_thread = None
@@ -182,6 +183,12 @@ def profile(
         peak_rss_bytes=header["peak_rss_bytes"],
         approximate_gelu=tuple(one.name for one in module.operators if one.approximates),
     )
+
+
+def _has_operator_times(module: Module) -> bool:
+    """Whether the engine's interface for single operators can run it."""
+    branches = any(one.runs_graphs for one in module.operators)
+    return not branches and all(one.dtype != "int8" for one in module.inputs)
 
 
 def _timing(times_s: Sequence[float]) -> Timing:

@@ -24,8 +24,8 @@ def advice(profile: ModuleProfile) -> tuple[str, ...]:
     lines = [*_threads(profile), *_gelu(profile)]
     if not profile.operators:
         lines.append(
-            "The model has branches or loops: the engine times such a model as a whole only, so "
-            "there are no times by operator."
+            "The model has branches, loops or int8 inputs: the engine times such a model as a "
+            "whole only, so there are no times by operator."
         )
         return tuple(lines)
     return (
@@ -50,9 +50,8 @@ def _gelu(profile: ModuleProfile) -> list[str]:
     if not names:
         return []
     return [
-        f"GELU is computed by tanh in {len(names)} operators ({_list(names)}): if the original has "
-        "the exact form, the results differ by up to some thousandths. `mnnsmith convert` keeps "
-        "what the original has."
+        f"GELU is computed by tanh: {_list(names)}. If the original has the exact form, results "
+        "differ by up to some thousandths; `mnnsmith convert` keeps what the original has."
     ]
 
 
