@@ -124,7 +124,8 @@ def _read_external(model: ModelProto, path: Path) -> None:
                     "export the model in float16, or in parts.",
                 )
             where = f"{path}: tensor {tensor.name!r} in {file.name}"
-            tensor.raw_data = bytes(pread_exact(OpenFile(file).fd, length, offset, where))
+            opened = OpenFile(file)
+            tensor.raw_data = bytes(pread_exact(opened.fd, length, offset, where))
             del tensor.external_data[:]
             tensor.data_location = TensorProto.DEFAULT
 

@@ -91,6 +91,8 @@ def _inlined(model: ModelProto, notes: list[str]) -> ModelProto:
         model = inliner.inline_local_functions(model)
         notes.append("functions of the model put in place")
     plain = plain_operators()
+    for graph in graphs_of(model.graph):
+        _declare_constants(graph)
     for _ in range(_INLINE_ROUNDS):
         unknown = {
             (n.domain, n.op_type)
@@ -111,6 +113,18 @@ def _inlined(model: ModelProto, notes: list[str]) -> ModelProto:
         if model.SerializeToString(deterministic=True) == before:
             break
     return model
+
+
+def _declare_constants(graph: GraphProto) -> None:
+    """The inliner asks for the types of all that a function reads."""
+    from onnx import helper
+
+    known = {v.name for v in (*graph.input, *graph.value_info)}
+    graph.value_info.extend(
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in graph.initializer
+        if t.name not in known
+    )
 
 
 def _own_outputs(model: ModelProto) -> dict[str, str]:
