@@ -96,7 +96,7 @@ def _show(found: LayerComparison, source: str, directory: Path, *, every: bool) 
     alone = [row for row in found.rows if not row.agrees]
     say(table([
         ("compared", f"{len(found.rows)} tensors of the {found.original_tensors} that the original "
-                     "computes; the others were joined with these"),
+                     "computes; the others have no name of their own in the converted one"),
         ("agree", f"{len(agreeing)}, to {largest:.1e} of their largest magnitudes or closer"),
         ("other", f"{len(alone)} tensors with no counterpart, or beyond {found.tolerance:g}"),
     ]))  # fmt: skip
