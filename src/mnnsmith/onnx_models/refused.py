@@ -49,7 +49,39 @@ def _is_wide(value: Any) -> bool:
     return bool(value.max() > _INT32.max or value.min() < _INT32.min)
 
 
+def _has_output_shape(node: NodeProto, view: GraphView) -> bool:
+    return len(node.input) > 2 and bool(node.input[2])
+
+
+def _aligns_corners_of_parts(node: NodeProto, view: GraphView) -> bool:
+    """Whether `align_corners` meets scales that give no whole sizes, or may do so."""
+    if attributes(node).get("coordinate_transformation_mode") != "align_corners":
+        return False
+    if len(node.input) < 3 or not node.input[2]:
+        return False
+    scales, shape = view.constant(node.input[2]), view.shape(node.input[0])
+    if scales is None:
+        return True
+    if scales.size == 0 or (scales % 1 == 0).all():
+        return False
+    sizes = [size if isinstance(size, int) else None for size in shape or ()]
+    if None in sizes or len(sizes) != scales.size:
+        return True
+    return bool((np.array(sizes, np.float64) * scales % 1 != 0).any())
+
+
+# What ONNX Runtime computes otherwise than ONNX says is no reference.
 DEFECTS = (
+    Defect(
+        frozenset({"MaxUnpool"}),
+        "with an output shape, ONNX Runtime and the engine differ from ONNX",
+        _has_output_shape,
+    ),
+    Defect(
+        frozenset({"Resize"}),
+        "align_corners to no whole size, where ONNX Runtime and the engine differ from ONNX",
+        _aligns_corners_of_parts,
+    ),
     Defect(
         frozenset({"ScatterND", "ScatterElements", "Scatter"}),
         "a scatter with a reduction overwrites instead of reducing",
