@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PREPARED = "prepared.onnx"
 # Older operators have forms that neither the rules nor the converter know.
 _OLDEST_OPSET, _UPGRADE_TO = 7, 13
+# The name of an operand that is left out.
+_OMITTED = ""
 # A function's body may hold functions again.
 _INLINE_ROUNDS = 6
 
@@ -112,12 +114,18 @@ def _inlined(model: ModelProto, notes: list[str]) -> ModelProto:
             break
         if model.SerializeToString(deterministic=True) == before:
             break
+    for graph in graphs_of(model.graph):
+        kept = [v for v in graph.value_info if v.name != _OMITTED]
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
     return model
 
 
 def _declare_constants(graph: GraphProto) -> None:
-    """The inliner asks for the types of all that a function reads."""
-    from onnx import helper
+    """The inliner asks for the types of all that a function reads, of an omitted operand, too."""
+    from onnx import TensorProto, helper
+
+    graph.value_info.append(helper.make_tensor_value_info(_OMITTED, TensorProto.FLOAT, None))
 
     known = {v.name for v in (*graph.input, *graph.value_info)}
     graph.value_info.extend(
