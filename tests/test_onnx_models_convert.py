@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -71,6 +72,11 @@ RIGHT: dict[str, tuple[Any, ...]] = {
         [node("RMSNormalization", "x s", "y")], {"x": signed(3, 8)}, {"y": F}, {"s": signed(8)}, 23,
     ),
     "attention": ([node("Attention", "q k v", "y")], Q, {"y": F}, {}, 23),
+    "int4 by blocks": (
+        [node("DequantizeLinear", "w s", "f", axis=0, block_size=4), node("MatMul", "x f", "y")],
+        {"x": signed(2, 8)}, {"y": F},
+        {"w": np.arange(24).reshape(8, 3).astype(ml_dtypes.int4), "s": np.abs(signed(2, 3))}, 21,
+    ),
     "grouped transposed convolution": (
         [node("ConvTranspose", "x w", "c", group=2, strides=[2, 2]),
          node("BatchNormalization", "c s b m v", "y")],
@@ -162,6 +168,17 @@ def test_short_external_data_are_refused(tmp_path: Path, convert: Any) -> None:
     path = dense(tmp_path, "w.bin")
     (path.parent / "w.bin").write_bytes(b"1234")
     with pytest.raises(SourceError, match="96 bytes"):
+        convert(path)
+
+
+def test_more_weights_than_the_converter_takes_are_refused(tmp_path: Path, convert: Any) -> None:
+    path = dense(tmp_path, "w.bin")
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].dims[:] = [6, 100_000_000]
+    path.write_bytes(model.SerializeToString())
+    with open(path.parent / "w.bin", "r+b") as file:
+        file.truncate(2_400_000_000)
+    with pytest.raises(UnsupportedError, match="2 GB"):
         convert(path)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mnnsmith.engine.converter import onnx_to_mnn
 from mnnsmith.engine.module import Module
-from mnnsmith.errors import ConversionError, EngineError, VerificationError
+from mnnsmith.errors import ConversionError, EngineError, UsageError, VerificationError
 from mnnsmith.onnx_models.compare import difference
 from mnnsmith.onnx_models.prepare import PREPARED
 from mnnsmith.onnx_models.tasks import MEMORY_LIMIT_BYTES, TaskFailedError, Worker
@@ -66,7 +66,11 @@ def attempt(job: Job, worker: Worker, *, simplified: bool) -> Attempt:
         folder / PREPARED, path, job.options,
         memory_limit_bytes=MEMORY_LIMIT_BYTES, timeout_s=job.timeout_s,
     )  # fmt: skip
-    return Attempt(path, prepared, _differences(job, prepared, path))
+    try:
+        return Attempt(path, prepared, _differences(job, prepared, path))
+    except UsageError as error:
+        # The converted module has not the inputs and outputs of the original.
+        raise ConversionError(f"{job.model}: {error.message}", error.hint) from error
 
 
 def _differences(job: Job, prepared: Mapping[str, Any], path: Path) -> tuple[float, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -310,8 +309,3 @@ def _result(output: Path, size_bytes: int, facts: Mapping[str, Any]) -> Converte
         trials=tuple(verified["trials"]),
         differences=tuple(verified["differences"]),
     )
-
-
-def is_onnx(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names an ONNX file, by its suffix."""
-    return Path(path).suffix.lower() == ".onnx"
