@@ -46,11 +46,13 @@ def mnn_tower(bundle: str, threads: int) -> Tower:
 
 
 def onnxruntime_tower(path: str, threads: int) -> Tower:
-    import onnxruntime
+    from mnnsmith.onnx_runtime import onnx_runtime
 
-    options = onnxruntime.SessionOptions()
+    runtime = onnx_runtime()
+
+    options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda pixels: session.run(None, {"pixel_values": pixels})[0]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from mnnsmith.api import export_onnx
 from mnnsmith.errors import UsageError
+from mnnsmith.onnx_runtime import onnx_runtime
 from onnx_runs import OnnxModel
 from smolvlm_checkpoint import IMAGE_ID, SMALL_VOCAB, write_small
 from tiny_checkpoint import write_checkpoint
@@ -28,12 +29,12 @@ MAX_ERROR = 1e-4
 
 
 def run(path: Path, **feeds: np.ndarray) -> np.ndarray:
-    import onnxruntime
+    runtime = onnx_runtime()
 
-    options = onnxruntime.SessionOptions()
+    options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, feeds)
     return np.asarray(found)
 

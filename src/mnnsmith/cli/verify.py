@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mnnsmith.cli import options as o
+from mnnsmith.cli import verify_module as m
 from mnnsmith.cli.console import ProgressBars, Style, clean, note, say, table
 from mnnsmith.errors import UsageError, VerificationError
 
@@ -121,9 +122,24 @@ def verify(
     json_file: JsonFile = None,
     markdown: MarkdownFile = None,
     junit: JunitFile = None,
+    layers: m.Layers = False,
+    input_shape: m.InputShape = None,
+    data: m.Data = None,
 ) -> None:
     """Compare a bundle with its original; exit code 9 when they differ where they must not."""
     outputs = _outputs(directory, json_file, markdown, junit)
+    if source is not None and Path(source).suffix.lower() == ".onnx":
+        o.refuse(
+            "an ONNX model", check=check, text=text, image=image, save_reference=save_reference,
+            bisect=bisect,            max_kl=max_kl, min_top1=min_top1, max_ppl_increase=max_ppl_increase,
+            baseline=baseline, revision=revision, markdown=markdown, junit=junit,
+        )  # fmt: skip
+        m.verify_module(
+            directory, source, layers=layers, input_shape=input_shape or (), data=data,
+            threads=threads, json_file=json_file,
+        )  # fmt: skip
+        return
+    o.refuse("a language model", layers=layers, input_shape=input_shape, data=data)
     from mnnsmith import api
     from mnnsmith.verify.gates import Thresholds
 

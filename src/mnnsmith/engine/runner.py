@@ -923,7 +923,8 @@ def write_frame(fd: int, header: Mapping[str, Any], arrays: Arrays) -> None:
             done += os.write(fd, view[done:])
 
 
-def main() -> None:
+def main(server: type[Server] = Server) -> None:
+    """Turn this process into a runner whose requests `server` answers."""
     requests_fd = os.dup(0)
     replies_fd = os.dup(1)
     os.dup2(2, 1)
@@ -942,7 +943,7 @@ def main() -> None:
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         sys.path.pop(0)
     with contextlib.suppress(BrokenPipeError):
-        Server(requests_fd, replies_fd).serve()
+        server(requests_fd, replies_fd).serve()
     # No interpreter shutdown: destructors of the native code have nothing to add.
     os._exit(0)
 

@@ -11,13 +11,14 @@ from mnnsmith.bundle.staging import partial_folder, sync_files
 from mnnsmith.conversion.prepare import with_tensors
 from mnnsmith.conversion.stream import disk_error
 from mnnsmith.errors import UsageError
+from mnnsmith.extras import require_packages
 from mnnsmith.files import user_path
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.mla import EXPANDED, LATENT
 from mnnsmith.models.registry import build_language_model, require_supported
 from mnnsmith.onnx.decoder import DEFAULT_OPSET, check_options, draft_decoder, draft_embeddings
-from mnnsmith.onnx.draft import Draft, require_packages
+from mnnsmith.onnx.draft import Draft
 from mnnsmith.onnx.model import assemble, used_weights, write_model
 from mnnsmith.onnx.vision import draft_vision
 from mnnsmith.onnx.weights import lay_out, write_weights

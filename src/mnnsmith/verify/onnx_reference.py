@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from mnnsmith.conversion.slots import matrix_rows
 from mnnsmith.errors import MissingResourceError, UsageError
+from mnnsmith.extras import require_packages
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import DType, Value
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.onnx.decoder import draft_decoder
-from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_packages
+from mnnsmith.onnx.draft import FLOAT, Draft, Port
 from mnnsmith.onnx.emit import inner_shape, token_axis
 from mnnsmith.onnx.vision import draft_vision
 from mnnsmith.onnx.weights import Place
@@ -54,7 +55,8 @@ def open_onnx(
         folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
     except OSError as error:
         raise MissingResourceError(
-            f"No temporary folder can be made: {error.strerror}.", _ROOM
+            f"No temporary folder can be made: {error.strerror}.",
+            "Set TMPDIR to a folder on a disk with room.",
         ) from error
     try:
         return _OnnxReference(checkpoint, model, folder, threads)

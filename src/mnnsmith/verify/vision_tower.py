@@ -22,7 +22,7 @@ from mnnsmith.graph.weights import ConstantSlot, VectorSlot
 from mnnsmith.models.language_model import VisionModel
 from mnnsmith.verify.causes import Evidence, likely_cause
 from mnnsmith.verify.context import Context
-from mnnsmith.verify.differences import Difference, compare, merged
+from mnnsmith.verify.differences import ValueDistance, compare, merged
 from mnnsmith.verify.layers import allowed_error
 from mnnsmith.verify.reference import F32, PictureReference
 from mnnsmith.verify.results import Finding, ValueDifference
@@ -58,12 +58,12 @@ class Compared:
     """A place, its difference on each tile, and both values there where they were kept."""
 
     place: Place
-    parts: tuple[Difference, ...]
+    parts: tuple[ValueDistance, ...]
     actual: tuple[F32, ...]
     reference: tuple[F32, ...]
 
     @property
-    def whole(self) -> Difference:
+    def whole(self) -> ValueDistance:
         return merged(self.parts)
 
     @property
@@ -106,7 +106,7 @@ def compare_places(
     """
     known = [place for place in places if place.value.name in reference.available()]
     names = [place.value.name for place in known]
-    parts: dict[str, list[Difference]] = {name: [] for name in names}
+    parts: dict[str, list[ValueDistance]] = {name: [] for name in names}
     kept: dict[str, list[tuple[F32, F32]]] = {name: [] for name in names}
     with VisionProbe(context.bundle, vision.graph, names, open_engine) as probe:
         for tile in pixels:
