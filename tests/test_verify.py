@@ -16,7 +16,7 @@ import pytest
 from mnnsmith import api
 from mnnsmith.conversion.convert import convert
 from mnnsmith.errors import BundleError, EngineError, MissingResourceError, UsageError
-from mnnsmith.verify import references
+from mnnsmith.verify import memory, references
 from mnnsmith.verify import verify as verify_module
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.gates import Thresholds
@@ -175,6 +175,19 @@ def test_nothing_to_compare_with(
         api.verify(bundle, made[0], checks=("files", "exact"))
     with pytest.raises(MissingResourceError, match="statistical"):
         api.verify(bundle, made[0], thresholds=Thresholds(max_kl=0.1))
+
+
+def test_what_does_not_fit_into_memory_is_not_begun(
+    made: tuple[Path, Path], bundle: Path, stubs: dict[str, Stub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda: 100 << 20)
+    stubs.update(dict.fromkeys(("exact", "layers", "ranges"), _never))
+    found = api.verify(bundle, made[0])
+    skipped = {check.name: check.summary for check in found.checks if check.status == "skipped"}
+    assert set(skipped) >= {"exact", "layers", "ranges"}
+    assert skipped["ranges"] == "needs about 0.5 GB at memory: high, 0.1 GB are free."
+    with pytest.raises(MissingResourceError, match=r"ranges: needs about 0\.5 GB"):
+        api.verify(bundle, made[0], checks=("files", "ranges"))
 
 
 def test_references_are_opened_once(

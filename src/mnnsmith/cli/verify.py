@@ -131,8 +131,8 @@ def verify(
     if source is not None and Path(source).suffix.lower() == ".onnx":
         o.refuse(
             "an ONNX model", check=check, text=text, image=image, save_reference=save_reference,
-            bisect=bisect, max_kl=max_kl, min_top1=min_top1,
-            max_ppl_increase=max_ppl_increase, baseline=baseline, revision=revision, markdown=markdown, junit=junit,
+            bisect=bisect, max_kl=max_kl, min_top1=min_top1, max_ppl_increase=max_ppl_increase,
+            baseline=baseline, revision=revision, markdown=markdown, junit=junit,
         )  # fmt: skip
         m.verify_module(
             directory, source, layers=layers, input_shape=input_shape or (), data=data,

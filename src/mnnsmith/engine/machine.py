@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -40,6 +41,60 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """What this process can still take without swapping, or being ended for it.
+
+    The least of what the system has available and what each control group above leaves (Linux
+    kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst); file pages that are
+    not in use count as free in both.  root: where /proc and /sys are.
+    """
+    try:
+        fields = _numbers(root / "proc/meminfo")
+    except OSError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min([fields["MemAvailable"] * 1024, *_left_by_groups(root)]))
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """What the memory limits of our control groups leave, from the innermost up."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        place = Path(path.lstrip("/"))
+        for part in (place, *place.parents):
+            left = _left_by_group(top / part, *names)
+            if left is not None:
+                yield left
+
+
+def _left_by_group(folder: Path, limit: str, used: str, unused: str) -> int | None:
+    """None for a group without a limit, or one that is not seen from within a container."""
+    try:
+        most = (folder / limit).read_text(encoding="ascii").strip()
+        if most == "max":
+            return None
+        taken = int((folder / used).read_text(encoding="ascii"))
+        return int(most) - taken + _numbers(folder / "memory.stat").get(unused, 0)
+    except OSError:
+        return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of a name and a number, as the kernel writes them; a unit behind it is left out."""
+    words = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    return {line[0].rstrip(":"): int(line[1]) for line in words if len(line) > 1}
 
 
 def cache_home() -> Path:

@@ -33,9 +33,9 @@ from mnnsmith.verify.together import run_together
 
 # Of each prompt but the longest; bounds the memory for the values of all layers.
 _TOKENS = 96
-# What float32 explains in the first block, and in any other; and, where the stream that a block
+# What float32 explains for each of the first blocks, and in any; and, where the stream that a block
 # reads is off by more already, how many times that.
-_FIRST_BLOCK, _ANY_BLOCK, _GROWTH = 5e-5, 1e-4, 4.0
+_EACH_BLOCK, _ANY_BLOCK, _GROWTH = 5e-5, 2e-4, 4.0
 _NOT_DECISIVE = Finding(
     "warning",
     "routers",
@@ -69,9 +69,9 @@ def allowed_error(layer: int, before: float = 0.0) -> float:
     what a block makes of it cannot be better, and attention that is peaky multiplies it.
 
     Measured: 3e-6 in the first block, at most 2e-5 in the third, over all families that the tests
-    have, whose attention is peaky; 2.4e-5 in any of SmolLM2's thirty.
+    have, whose attention is peaky; 4.2e-5 in any of SmolLM2's thirty.
     """
-    return max(_FIRST_BLOCK if layer == 0 else _ANY_BLOCK, _GROWTH * before)
+    return max(min(_EACH_BLOCK * (1 + layer), _ANY_BLOCK), _GROWTH * before)
 
 
 def check_layers(context: Context) -> Outcome[LayerFigures]:

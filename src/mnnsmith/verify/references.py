@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
+from mnnsmith.engine.machine import free_memory_bytes
 from mnnsmith.errors import MissingResourceError, UsageError
 from mnnsmith.files import output_file, user_path
 from mnnsmith.verify.context import Weights
@@ -21,7 +22,7 @@ from mnnsmith.verify.onnx_reference import open_onnx
 from mnnsmith.verify.reference import F32, IDS, PictureReference, Reference, ReferenceRun
 from mnnsmith.verify.saved_reference import RecordingReference, SavedReference, save_reference
 from mnnsmith.verify.stored import stored_checkpoint
-from mnnsmith.verify.transformers_reference import free_memory_bytes, open_transformers
+from mnnsmith.verify.transformers_reference import open_transformers
 
 Program: TypeAlias = Literal["transformers", "onnx"]
 _Kind: TypeAlias = Literal["original", "stored", "saved"]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mnnsmith.engine.machine import usable_processors
+from mnnsmith.engine.machine import free_memory_bytes, usable_processors
 from mnnsmith.errors import EngineError, SourceError, UsageError
 from mnnsmith.graph.weights import MatrixSlot, Role
 from mnnsmith.models.language_model import LanguageModel
@@ -92,16 +90,6 @@ def open_transformers(
     except BaseException:
         pool.shutdown()
         raise
-
-
-def free_memory_bytes() -> int:
-    """What programs can still take without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 class TransformersReference:

@@ -21,6 +21,7 @@ from mnnsmith.verify.context import Context, Level, Weights
 from mnnsmith.verify.exact import check_exact
 from mnnsmith.verify.gates import Thresholds, judge, require_same_model
 from mnnsmith.verify.layers import check_layers
+from mnnsmith.verify.memory import lacking_memory
 from mnnsmith.verify.original import WITHOUT_ORIGINAL, open_original
 from mnnsmith.verify.ranges import check_ranges
 from mnnsmith.verify.record import record
@@ -142,6 +143,7 @@ def verify(
     skipped = {} if "vision" not in names or _sees(bundle) else {"vision": _BLIND}
     skipped |= _lacking([name for name in names if name not in skipped], chosen, needed)
     outline = _outline(bundle, source, revision, offline, names, skipped, chosen)
+    outline = _fitting(outline, engines.device, wanted=checks is not None)
     if baseline is not None:
         require_same_model(_subject(outline, engines), baseline.subject)
     context = Context(
@@ -223,6 +225,22 @@ def _lacking(chosen: Sequence[str], reference: Chosen, needed: Collection[str]) 
     if lost := [name for name in found if name in needed]:
         raise MissingResourceError(f"{', '.join(lost)}: there is nothing to compare with.", HINT)
     return dict.fromkeys(found, f"there is nothing to compare with. {HINT}")
+
+
+def _fitting(outline: _Outline, device: Device, *, wanted: bool) -> _Outline:
+    """Without the checks that memory does not suffice for.
+
+    Raises `MissingResourceError` where the user asked for them.
+    """
+    reasons = {name: lacking_memory(name, outline.original, device) for name in outline.checks}
+    skipped = {name: reason for name, reason in reasons.items() if reason is not None}
+    if skipped and wanted:
+        name, reason = next(iter(skipped.items()))
+        raise MissingResourceError(
+            f"{name}: {reason}",
+            f"Close other programs, take a larger machine, or leave out {', '.join(skipped)}.",
+        )
+    return replace(outline, skipped={**skipped, **outline.skipped})
 
 
 def _outline(
