@@ -22,6 +22,7 @@ _LOW_DISK_BYTES = 2 << 30
 _DEVELOPER_EXTRAS = ("dev",)
 _PURPOSES = {
     "reference": "comparing with the original",
+    "onnx": "ONNX models: converting them, exporting, a reference without torch",
     "video": "frames of video files",
     "vision": "pictures",
 }
