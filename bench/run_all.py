@@ -1,4 +1,4 @@
-"""Measure everything and rewrite the tables of docs/performance.md and docs/deepseek.md.
+"""Measure everything and rewrite the tables of docs/performance.md, vision.md and deepseek.md.
 
 `python bench/run_all.py --write-docs` runs every benchmark, beside the alternatives that
 `bench/make_peers.py` has set up (those that are not there are left out), and puts the tables with
@@ -28,6 +28,7 @@ PAGES: dict[str, dict[str, tuple[list[str], tuple[str, ...]]]] = {
         "quality": ([], ()),
         "deepseek_scale": (["--repeats", "1"], ()),
     },
+    "vision.md": {"vision": ([], ())},
     "deepseek.md": {"mla_forms": (["--repeats", "3"], ()), "phone_table": ([], ())},
 }
 SCRIPTS = {name: run for scripts in PAGES.values() for name, run in scripts.items()}

@@ -133,7 +133,7 @@ def test_case_3_unknown_architectures_are_named_before_weights_are_read(
     tiny.write_json(tmp_path / "config.json", tiny.make_config(**changes))
     refused(
         UnsupportedError, tmp_path, repr(changes["model_type"]),
-        "Supported are: deepseek_v2, deepseek_v3, gemma3_text, llama, mistral, mixtral",
+        "Supported are: deepseek_v2, deepseek_v3, gemma3_text, idefics3, llama, mistral, mixtral",
     )  # fmt: skip
 
 

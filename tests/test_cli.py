@@ -31,6 +31,7 @@ COMMANDS = (
     "verify",
     "report",
     "profile",
+    "canvas",
     "export",
     "devices",
     "doctor",

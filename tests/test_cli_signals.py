@@ -37,7 +37,7 @@ def test_a_verification_that_is_ended(number: int, status: int, tmp_path: Path) 
     ) as process:  # fmt: skip
         # The reference's own copy of the weights: the work has begun.
         until = time.monotonic() + PATIENCE_S
-        while not list(temporary.glob("mnnsmith-onnx-*/weights.data")):
+        while not list(temporary.glob("mnnsmith-onnx-*/*.data")):
             assert process.poll() is None and time.monotonic() < until, process.communicate()
             time.sleep(0.02)
         children = psutil.Process(process.pid).children(recursive=True)

@@ -22,9 +22,11 @@ import pytest
 
 from mnnsmith.engine import Engine, parse_device, ssh
 from mnnsmith.engine.device import RUNNER
+from mnnsmith.engine.module import MODULE_RUNNER, Module
 from mnnsmith.engine.ssh import RECEIVER, SshDevice
 from mnnsmith.errors import EngineError, MissingResourceError, UsageError
 from tiny_bundle import TinyLlama
+from tiny_onnx import dense, to_mnn
 
 engine = pytest.mark.engine
 Tiny = tuple[Path, TinyLlama]
@@ -77,6 +79,21 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     found.behave()
     monkeypatch.setenv("PATH", f"{found.bin}:{os.environ['PATH']}")
     return found
+
+
+@engine
+def test_another_model_runs_there_by_two_scripts(host: Host, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = to_mnn(dense(16, 2), folder)
+    feeds = {"x": np.linspace(-1, 1, 48, dtype=np.float32).reshape(3, 16)}
+    with Module(path, threads=1) as module:
+        expected = module.run(feeds)["y"]
+    with Module(path, threads=1, device=host.device) as module:
+        np.testing.assert_array_equal(module.run(feeds)["y"], expected)
+    copied = host.objects()
+    for script in (RUNNER, MODULE_RUNNER, path):
+        assert hashlib.sha256(script.read_bytes()).hexdigest() in copied
 
 
 @engine

@@ -42,6 +42,19 @@ def test_one_bundle() -> None:
     assert "f" * 64 in shown
 
 
+def test_what_it_sees_has_a_chart_and_figures() -> None:
+    assert "What it sees" not in texts(report_page([verification()]))
+    page = report_page([verification(sees=True), verification("text only")])
+    shown = texts(page)
+    assert shown.count("What it sees") == 1 and "KL after pictures, nats" in shown
+    titles = [e.text or "" for e in parsed(page).iter("title")]
+    # Of two bundles with 30 blocks of text, and the tower's 12; the embeddings and the connector
+    # are part of the residual stream.
+    for kind, more in (("residual", 2), ("attention", 0), ("mlp", 0)):
+        found = [t for t in titles if t.startswith(f"{kind}, exact, ")]
+        assert len(found) == 2 * LAYERS + 12 + more
+
+
 def test_bundles_stand_side_by_side_in_their_order() -> None:
     names = ["first", "second", "third"]
     page = report_page([verification(name, kl=0.001 * (i + 1)) for i, name in enumerate(names)])

@@ -55,6 +55,7 @@ class ScriptedModel:
     def __init__(self, context_limit: int = 4096, can_rewind: bool = True) -> None:
         self.context_limit, self.can_rewind = context_limit, can_rewind
         self.tokens: tuple[int, ...] = ()
+        self.pictures: tuple[tuple[int, str], ...] = ()
         self.script: list[int] = []
         self.fed: list[list[int]] = []
 
@@ -64,6 +65,8 @@ class ScriptedModel:
         options: SamplingOptions | None = None,
         max_new_tokens: int | None = None,
         stop_ids: Collection[int] = (),
+        *,
+        tiles: Any = None,
     ) -> ScriptedRun:
         self.fed = []
         return ScriptedRun(self, list(ids), max_new_tokens, set(stop_ids))

@@ -27,6 +27,7 @@ from mnnsmith.verify.results import (
     ValueDifference,
     ValueRange,
     Verification,
+    VisionFigures,
     WeightFigures,
 )
 
@@ -35,9 +36,17 @@ HOSTILE = "<b>&amp; | `x`\n\x1b[2J \x07 ]]> \"q\" 'z' é 東京 \ufffe end"
 
 
 def verification(
-    bundle: str = "smol-w4", recipe: str = "w4g32-head8", kl: float = 0.002, *, fails: bool = False
+    bundle: str = "smol-w4",
+    recipe: str = "w4g32-head8",
+    kl: float = 0.002,
+    *,
+    fails: bool = False,
+    sees: bool = False,
 ) -> Verification:
-    """One result; `kl` scales its errors.  fails: with a fault in block 7 and a gate that fails."""
+    """One result; `kl` scales its errors.  fails: with a fault in block 7 and a gate that fails.
+
+    sees: with a tower of twelve blocks.
+    """
     random = np.random.default_rng(7)
     findings = (
         (Finding("error", "layer7/attention/mix", "differs by 0.31", "Convert the model again."),)
@@ -71,6 +80,7 @@ def verification(
         statistical(kl),
         _layers(random, kl, fails),
         _ranges(random),
+        _vision(kl, fails) if sees else None,
     )  # fmt: skip
     subject = Subject(
         bundle, "llama", recipe, "SmolLM2-135M-Instruct", None,
@@ -190,8 +200,25 @@ def _layers(random: np.random.Generator, kl: float, fails: bool) -> LayerFigures
     )  # fmt: skip
 
 
+def _vision(kl: float, fails: bool) -> VisionFigures:
+    exact = [_difference("embeddings", -1, "residual", 3e-7, 5e-5)]
+    for layer in range(12):
+        for kind in ("attention", "mlp", "residual"):
+            wrong = fails and layer >= 7
+            error = 0.2 if wrong else 2e-7 * (layer + 1)
+            exact.append(_difference(f"vision{layer}/{kind}", layer, kind, error, 1e-4))
+    exact.append(_difference("connector", None, "connector", 3e-6, 6e-4))
+    shipped = [replace(value, error=kl**0.5, allowed=None) for value in exact]
+    return VisionFigures(
+        "transformers 5.24.0, float32", 9, 0, 2, tuple(exact), tuple(shipped),
+        "vision7/attention" if fails else None, (),
+        (ExactCase("one picture", 400, 3e-6, 2.2e-9, True),), 2.2e-9,
+        Interval(kl, kl * 0.8, kl * 1.2), Interval(0.95, 0.94, 0.96), 384,
+    )  # fmt: skip
+
+
 def _difference(
-    name: str, layer: int, kind: str, error: float, allowed: float | None = None
+    name: str, layer: int | None, kind: str, error: float, allowed: float | None = None
 ) -> ValueDifference:
     decibels = float(-20 * np.log10(error))
     return ValueDifference(

@@ -17,9 +17,15 @@ from mnnsmith.engine.converter import mnn_to_graph_json
 
 def matrices(bundle: Path) -> dict[str, np.ndarray]:
     """Every linear layer's weight by operator name, float32 [rows, cols], and "embedding"."""
-    graph = mnn_to_graph_json(bundle / "llm.mnn")
     data = np.memmap(bundle / "llm.mnn.weight", dtype=np.uint8, mode="r")
-    found = {}
+    return {**linear_layers(bundle / "llm.mnn"), "embedding": _embedding(bundle, data)}
+
+
+def linear_layers(file: Path) -> dict[str, np.ndarray]:
+    """Those of one graph, whose weights lie beside it."""
+    graph = mnn_to_graph_json(file)
+    data = np.memmap(f"{file}.weight", dtype=np.uint8, mode="r")
+    found: dict[str, np.ndarray] = {}
     experts = [op for part in graph.get("subgraphs", ()) for op in part["nodes"]]
     for op in [*graph["oplists"], *experts]:
         if op["type"] == "Convolution":
@@ -27,7 +33,6 @@ def matrices(bundle: Path) -> dict[str, np.ndarray]:
             rows, cols = main["common"]["outputCount"], main["common"]["inputCount"]
             assert op["name"] not in found
             found[op["name"]] = _decode(data, main["external"], main["quanParameter"], rows, cols)
-    found["embedding"] = _embedding(bundle, data)
     return found
 
 

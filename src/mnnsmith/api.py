@@ -10,6 +10,9 @@ from mnnsmith.inspection.check import CheckReport, check
 from mnnsmith.inspection.expert_use import ExpertUse, profile_experts
 from mnnsmith.inspection.inspect import Inspection, inspect
 from mnnsmith.onnx.export import Exported, export_onnx
+from mnnsmith.onnx_models.convert import ConvertedModule, convert_onnx
+from mnnsmith.onnx_models.layers import LayerComparison, TensorComparison, compare_layers
+from mnnsmith.onnx_models.profile import ProfiledModule, profile_module
 from mnnsmith.report.page import report_page
 from mnnsmith.verify.record import recorded_verification
 from mnnsmith.verify.results import Verification
@@ -19,21 +22,28 @@ from mnnsmith.verify.verify import verify
 __all__ = [
     "Bundle",
     "CheckReport",
+    "ConvertedModule",
     "Engine",
     "ExpertUse",
     "Exported",
     "Inspection",
+    "LayerComparison",
     "Prepared",
+    "ProfiledModule",
     "ProgressCallback",
     "SamplingOptions",
+    "TensorComparison",
     "Verification",
     "check",
+    "compare_layers",
     "convert",
+    "convert_onnx",
     "export_onnx",
     "inspect",
     "open_bundle",
     "prepare",
     "profile_experts",
+    "profile_module",
     "read_verification",
     "recorded_verification",
     "report_page",

@@ -72,19 +72,24 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def read_text(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> str:
-    """The whole file as UTF-8 text; raises `SourceError` if absent, too large or not text."""
+def read_bytes(path: Path, limit_bytes: int) -> bytes:
+    """The whole file; raises `SourceError` if absent, too large or not a regular file."""
     try:
         size = path.stat().st_size
         if size > limit_bytes:
             raise SourceError(f"{path}: {size} bytes are more than the {limit_bytes} we accept.")
         if not path.is_file():
             raise SourceError(f"{path}: not a regular file.")
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise SourceError(f"{str(path)!r:.200} cannot be a file's name: {error}.") from error
+
+
+def read_text(path: Path, limit_bytes: int = JSON_LIMIT_BYTES) -> str:
+    """The whole file as UTF-8 text; raises `SourceError` if absent, too large or not text."""
+    data = read_bytes(path, limit_bytes)
     if data.startswith(_LFS_MAGIC):
         raise lfs_error(path)
     try:

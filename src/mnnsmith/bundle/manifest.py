@@ -17,6 +17,8 @@ VERIFICATION = "verification.json"
 # What belongs to a bundle beside the files that its manifest lists.
 UNLISTED = frozenset({MANIFEST, VERIFICATION})
 FORMAT = 1
+# The value of `kind` for a bundle that holds any other model; a language model's has none.
+MODULE_KIND = "module"
 _LARGEST_SETTING = 1 << 31
 
 
@@ -67,7 +69,28 @@ def _text(data: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and validate `mnnsmith.json`; raises `BundleError`."""
+    """Read and validate `mnnsmith.json` of a language model; raises `BundleError`."""
+    path = folder / MANIFEST
+    manifest = read_any_manifest(folder)
+    data = manifest.data
+    if data.get("kind") == MODULE_KIND:
+        raise BundleError(
+            f"{folder}: holds a module (from {data['source'].get('file')!r:.80}), no language "
+            "model.",
+            "Run it with mnnsmith.engine.module.Module(DIR).",
+        )
+    for key in ("model", "generation"):
+        if not isinstance(data.get(key), dict):
+            raise BundleError(f"{path}: {key} is missing or no object.", "Convert the model again.")
+    _check_model(path, data["model"])
+    for key, value in data["generation"].items():
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST_SETTING:
+            raise BundleError(f"{path}: generation.{key} must be a number, not {value!r:.60}.")
+    return manifest
+
+
+def read_any_manifest(folder: Path) -> Manifest:
+    """Read `mnnsmith.json` of a bundle of any kind, and validate what all have."""
     path = folder / MANIFEST
     if not path.is_file():
         raise BundleError(
@@ -83,13 +106,9 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: format {data.get('format')!r:.40}, this version reads {FORMAT}.",
             "Use the version of mnnsmith that made it, or convert again.",
         )
-    for key in ("model", "recipe", "generation", "source", "files"):
+    for key in ("recipe", "source", "files"):
         if not isinstance(data.get(key), dict):
             raise BundleError(f"{path}: {key} is missing or no object.", "Convert the model again.")
-    _check_model(path, data["model"])
-    for key, value in data["generation"].items():
-        if type(value) not in (int, float) or not abs(value) <= _LARGEST_SETTING:
-            raise BundleError(f"{path}: generation.{key} must be a number, not {value!r:.60}.")
     if not isinstance(data["recipe"].get("name"), str):
         raise BundleError(f"{path}: recipe.name is missing.")
     return Manifest(data, {name: _file(path, name, v) for name, v in data["files"].items()})

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mnnsmith.bundle.manifest import MANIFEST, UNLISTED, read_manifest
+from mnnsmith.bundle.manifest import MANIFEST, UNLISTED, read_any_manifest
 from mnnsmith.errors import BundleError, MissingResourceError, UsageError
 
 # `.NAME` + _PARTIAL + random: the new folder; with _LOCK after it, the lock that its maker holds;
@@ -134,7 +134,7 @@ def _check_disposable(folder: Path, target: Path) -> None:
             "Choose another output, or empty the folder yourself.",
         )
     try:
-        known = {*read_manifest(folder).files, *UNLISTED}
+        known = {*read_any_manifest(folder).files, *UNLISTED}
     except BundleError:
         # A damaged bundle, which is to be replaced; it cannot say what belongs to it.
         return

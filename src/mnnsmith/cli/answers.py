@@ -61,6 +61,7 @@ def as_json(answer: Answer, load_s: float) -> dict[str, Any]:
             "answer": len(answer.token_ids),
             "answer_ids": list(answer.token_ids),
         },
+        "tiles": {"prompt": answer.tiles, "prompt_reused": answer.reused_tiles},
         "timings": {
             "load_s": round(load_s, 4),
             "first_token_s": round(answer.first_token_s, 4),

@@ -17,12 +17,21 @@ from mnnsmith.cli.console import (
     say,
     show_error,
 )
-from mnnsmith.errors import ContextLengthError, TemplateError, UsageError
+from mnnsmith.cli.media import Media, require_reader
+from mnnsmith.errors import (
+    ContextLengthError,
+    MnnsmithError,
+    SourceError,
+    TemplateError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from mnnsmith.session import ChatSession
 
 HELP = """\
+/image FILE     show a picture with the next message; /image alone counts, /image - takes all back
+/video FILE     the same for a video
 /reset          forget the dialogue
 /system TEXT    set the system message; /system alone shows it, /system - removes it
 /help           this list
@@ -34,7 +43,8 @@ Ctrl-C ends an answer. A line that ends in \\ goes on in the next one."""
 def chat(directory: o.BundleDir, options: o.SessionOptions) -> None:
     """Talk to a bundle; /help lists the commands.
 
-    With standard input from a pipe each line is a message, and the answers go to stdout.
+    /image FILE shows a picture with the next message.  With standard input from a pipe each line
+    is a message, and the answers go to stdout.
     """
     bundle, settings = o.session_settings(directory, options)
     if bundle.chat_template is None:
@@ -51,12 +61,13 @@ def chat(directory: o.BundleDir, options: o.SessionOptions) -> None:
             # Line editing and history for input(), where Python has it.
             if importlib.util.find_spec("readline") is not None:
                 importlib.import_module("readline")
+        media = Media()
         while (line := _read(interactive)) is not None:
             if line.startswith("/"):
-                if _command(session, line):
+                if _command(session, media, line, interactive):
                     return
             elif line.strip():
-                _answer(session, line, interactive)
+                _answer(session, media, line, interactive)
 
 
 def _read(interactive: bool) -> str | None:
@@ -90,7 +101,7 @@ def _read_line(prompt: str, interactive: bool) -> str | None:
     return decode(data, "Standard input").rstrip("\r\n") if data else None
 
 
-def _command(session: ChatSession, line: str) -> bool:
+def _command(session: ChatSession, media: Media, line: str, interactive: bool) -> bool:
     """Carry out a /command; True when it ends the chat."""
     name, _, rest = line.partition(" ")
     rest = rest.strip()
@@ -98,12 +109,15 @@ def _command(session: ChatSession, line: str) -> bool:
         return True
     if name == "/reset":
         session.reset()
+        media.clear()
         note("(the dialogue is forgotten)")
     elif name == "/system" and not rest:
         note(session.system if session.system is not None else "(no system message)")
     elif name == "/system":
         session.system = None if rest == "-" else rest
         note("(the system message is set)" if rest != "-" else "(no system message)")
+    elif name in ("/image", "/video"):
+        _show(session, media, name[1:], rest, interactive)
     elif name == "/help":
         say(HELP)
     else:
@@ -111,13 +125,43 @@ def _command(session: ChatSession, line: str) -> bool:
     return False
 
 
-def _answer(session: ChatSession, text: str, interactive: bool) -> None:
-    """Ask and show the answer.  Ctrl-C ends it; a question that is refused is taken back."""
+def _show(session: ChatSession, media: Media, kind: str, file: str, interactive: bool) -> None:
+    """Put a picture or a video beside the next message; one that is refused is not."""
+    if file == "-":
+        media.clear()
+    if file in ("", "-"):
+        found = f"{len(media.images)} pictures and {len(media.videos)} videos"
+        note(f"({found} go with the next message)")
+        return
+    try:
+        reader = require_reader(session.media.reader if session.media is not None else None)
+        add = media.add_image if kind == "image" else media.add_video
+        note(f"({add(reader, _unquoted(file))}: goes with the next message)")
+    except MnnsmithError as error:
+        if not interactive:
+            raise
+        show_error(error)
+
+
+def _unquoted(file: str) -> str:
+    """A path without the quotes or the backslashes that a terminal puts in for a dropped file."""
+    if len(file) > 1 and file[0] == file[-1] and file[0] in "'\"":
+        return file[1:-1]
+    return file.replace("\\ ", " ")
+
+
+def _answer(session: ChatSession, media: Media, text: str, interactive: bool) -> None:
+    """Ask and show the answer.  Ctrl-C ends it; a question that is refused is taken back.
+
+    Pictures of a question that was taken back go with the next one.
+    """
     from mnnsmith.session import Answer
 
+    before = len(session.messages)
     printer = AnswerPrinter()
     try:
-        with closing(session.ask(text)) as events:
+        asked = session.ask(text, images=media.images, videos=media.videos)
+        with closing(asked) as events:
             for event in events:
                 if isinstance(event, Answer):
                     printer.end()
@@ -129,8 +173,10 @@ def _answer(session: ChatSession, text: str, interactive: bool) -> None:
         if not interactive:
             raise
         note("(cancelled)")
-    except (ContextLengthError, TemplateError, UsageError) as error:
+    except (ContextLengthError, SourceError, UsageError) as error:
         if not interactive:
             raise
         # The question cannot be answered, but the dialogue can go on.
         show_error(error)
+    if len(session.messages) > before:
+        media.clear()

@@ -1,4 +1,4 @@
-"""`mnnsmith convert`: a checkpoint becomes a bundle."""
+"""`mnnsmith convert`: a checkpoint, or any ONNX model, becomes a bundle."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mnnsmith.cli import convert_module as m
 from mnnsmith.cli import options as o
 from mnnsmith.cli.console import (
     ProgressBars,
@@ -31,6 +32,14 @@ Output = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would be written; read no weights.")
 ]
+Vision = Annotated[
+    str | None,
+    typer.Option(
+        "--vision", metavar="standard|canvas",
+        help="How a model that sees takes pictures: as tiles, or whole, for apps that send text "
+        "alone.",
+    ),
+]  # fmt: skip
 Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
 
 
@@ -39,25 +48,46 @@ def convert(
     output: Output = None,
     recipe: o.Recipe = None,
     max_context: o.MaxContext = None,
+    vision: Vision = None,
     revision: o.Revision = None,
     offline: o.Offline = False,
     dry_run: DryRun = False,
     force: Force = False,
     threads: o.Threads = None,
+    input_shape: m.InputShape = None,
+    data: m.Data = None,
+    fp16: m.Half = False,
+    tolerance: m.Tolerance = None,
+    allow_unverified: m.AllowUnverified = False,
     json_output: o.Json = False,
 ) -> None:
     """Convert a checkpoint to a bundle, whole or not at all.
 
-    Without --recipe a GGUF file keeps its own blocks (keep), others become w4g32-head8.
+    Without --recipe a GGUF file keeps its own blocks (keep), others become w4g32-head8.  An .onnx
+    file is converted as it is, compared with ONNX Runtime, and written only where both agree.
     """
+    if Path(model).suffix.lower() == ".onnx":
+        o.refuse("an ONNX model", max_context=max_context, revision=revision, offline=offline,
+                 dry_run=dry_run, threads=threads)  # fmt: skip
+        if output is None:
+            raise UsageError("Where should the bundle go?", "Give a folder with -o DIR.")
+        m.convert_module(
+            model, output, input_shape=input_shape or (), data=data or (), fp16=fp16,
+            recipe=recipe, tolerance=tolerance, allow_unverified=allow_unverified, force=force,
+            json_output=json_output,
+        )  # fmt: skip
+        return
+    o.refuse("a language model", input_shape=input_shape, data=data, fp16=fp16,
+             tolerance=tolerance, allow_unverified=allow_unverified)  # fmt: skip
     if output is None and not dry_run:
         raise UsageError("Where should the bundle go?", "Give a folder with -o DIR, or --dry-run.")
     from mnnsmith import api
 
     if dry_run:
         prepared = api.prepare(
-            model, recipe=recipe, revision=revision, offline=offline, max_context=max_context
-        )
+            model, recipe=recipe, revision=revision, offline=offline, max_context=max_context,
+            vision=vision,
+        )  # fmt: skip
         _show(_plan(prepared), prepared.notes, json_output)
         return
     assert output is not None
@@ -69,6 +99,7 @@ def convert(
             revision=revision,
             offline=offline,
             max_context=max_context,
+            vision=vision,
             force=force,
             threads=threads,
             progress=progress,

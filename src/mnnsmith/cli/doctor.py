@@ -20,6 +20,12 @@ from mnnsmith.version import __version__
 
 _LOW_DISK_BYTES = 2 << 30
 _DEVELOPER_EXTRAS = ("dev",)
+_PURPOSES = {
+    "reference": "comparing with the original",
+    "onnx": "ONNX models: converting them, exporting, a reference without torch",
+    "video": "frames of video files",
+    "vision": "pictures",
+}
 
 NoSelfTest = Annotated[
     bool, typer.Option("--no-self-test", help="Do not convert and run a tiny model.")
@@ -102,7 +108,8 @@ def _extras(
         if missing:
             findings.append(
                 Finding(
-                    f"The optional extra {extra!r} is not installed ({', '.join(missing)}).",
+                    f"The optional extra {extra!r} is not installed ({', '.join(missing)}), which "
+                    f"is for {_PURPOSES[extra]}.",
                     f"pip install {' '.join(missing)}",
                 )
             )
@@ -227,7 +234,8 @@ def _show(report: dict[str, Any]) -> None:
     say(f"mnnsmith {report['mnnsmith']}, Python {report['python']}, {report['system']}")
     section("packages", [(n, v or "missing") for n, v in report["packages"].items()])
     for extra, versions in report["extras"].items():
-        section(f"extra {extra!r}", [(n, v or "not installed") for n, v in versions.items()])
+        rows = [(name, version or "not installed") for name, version in versions.items()]
+        section(f"extra {extra!r}, for {_PURPOSES[extra]}", rows)
     processor = report["processor"]
     memory = processor["memory_bytes"]
     section(

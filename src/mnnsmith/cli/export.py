@@ -40,6 +40,13 @@ Mla = Annotated[
         metavar="FORM", help="Latent attention (DeepSeek): expanded, or latent (a small cache)."
     ),
 ]
+Part = Annotated[
+    str,
+    typer.Option(
+        metavar="PART",
+        help="text; of a model that sees also vision, embeddings, and the decoder of both.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there already.")]
 
 
@@ -50,6 +57,7 @@ def export(
     opset: Opset = None,
     kv_cache: KvCache = True,
     mla: Mla = "expanded",
+    part: Part = "text",
     max_context: o.MaxContext = None,
     revision: o.Revision = None,
     offline: o.Offline = False,
@@ -70,6 +78,7 @@ def export(
             opset=opset,
             kv_cache=kv_cache,
             mla=mla,
+            part=part,
             max_context=max_context,
             revision=revision,
             offline=offline,
@@ -80,6 +89,7 @@ def export(
         "model": str(exported.path),
         "weights": str(exported.data),
         "model_type": exported.model_type,
+        "part": part,
         "dtype": dtype,
         "opset": exported.opset,
         "max_context": exported.max_context,

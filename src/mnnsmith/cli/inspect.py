@@ -70,6 +70,7 @@ def _show_model(found: Inspection) -> None:
                     f"{found.heads} heads of {found.head_dim}, {found.kv_heads} for keys and "
                     f"values{window}",
                 ),
+                *_vision(found),
                 ("vocabulary", f"{found.vocab_size}{', head tied' if found.tied else ''}"),
                 ("context", f"{found.max_context} tokens"),
                 ("cache", f"{format_bytes(found.kv_bytes_per_token)} a token at fp16"),
@@ -126,6 +127,16 @@ def _active(found: Inspection) -> list[tuple[str, str]]:
             f"{experts.chosen} of {experts.per_layer} for each token, in {len(experts.layers)} "
             "layers",
         ),
+    ]
+
+
+def _vision(found: Inspection) -> list[tuple[str, str]]:
+    seen = found.vision
+    if seen is None:
+        return []
+    return [
+        ("vision", f"{seen.layers} layers of width {seen.hidden_size}"),
+        ("pictures", f"tiles of {seen.tile} pixels, {seen.tile_tokens} tokens each"),
     ]
 
 
@@ -207,6 +218,10 @@ def _bundle_activity(model: dict[str, Any]) -> list[tuple[str, str]]:
     if isinstance(experts, dict):
         rows.append(("active", f"{format_count(model['active_parameters'])} for one token"))
         rows.append(("experts", f"{experts.get('chosen')} of {experts.get('per_layer')}"))
+    seen = model.get("vision")
+    if isinstance(seen, dict):
+        size, tokens = seen.get("tile"), seen.get("tile_tokens")
+        rows.append(("pictures", f"tiles of {size} pixels, {tokens} tokens each"))
     if type(model.get("token_bytes")) is int:
         rows.append(("read per token", format_bytes(model["token_bytes"])))
     return rows

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mnnsmith.cli.canvas import canvas
 from mnnsmith.cli.chat import chat
 from mnnsmith.cli.check import check
 from mnnsmith.cli.console import clean, say, show_error
@@ -148,6 +149,7 @@ for _verb in (
     verify,
     report,
     profile,
+    canvas,
     export,
     devices,
     doctor,

@@ -206,6 +206,13 @@ def _note_unused(options: SessionOptions) -> None:
         note(f"({', '.join(given)} without effect: the temperature is 0, so the best token wins)")
 
 
+def refuse(what: str, **given: object) -> None:
+    """Raise UsageError for an option that is given and that `what` does not have."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise UsageError(f"--{name.replace('_', '-')} is not for {what}.")
+
+
 def template_variables(pairs: Sequence[str] | None) -> dict[str, Any]:
     """NAME=VALUE pairs; a value that is JSON is taken as such, any other is text."""
     variables: dict[str, Any] = {}

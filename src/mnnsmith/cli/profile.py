@@ -1,4 +1,4 @@
-"""`mnnsmith profile`: how a model does its work on a text."""
+"""`mnnsmith profile`: where a model's time goes, or which experts a text uses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mnnsmith.cli import options as o
+from mnnsmith.cli import verify_module as m
 from mnnsmith.cli.console import (
     MAX_INPUT_BYTES,
     ProgressBars,
@@ -19,6 +20,7 @@ from mnnsmith.cli.console import (
     say,
     say_json,
 )
+from mnnsmith.cli.module_profile import show_module_profile
 from mnnsmith.errors import MissingResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -27,26 +29,64 @@ if TYPE_CHECKING:
 _TOP = 5
 Experts = Annotated[bool, typer.Option("--experts", help="Count which experts each layer chooses.")]
 Text = Annotated[
-    str, typer.Option("--text", metavar="FILE", help="The text; '-' reads standard input.")
+    str | None,
+    typer.Option(
+        "--text", metavar="FILE", help="With --experts, the text; '-' reads standard input."
+    ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write a page with a heat map (HTML)."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="With --experts, write a page with a heat map (HTML).",
+    ),
 ]
+Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each kind.")]
 
 
 def profile(
     directory: o.BundleDir,
-    text: Text,
     experts: Experts = False,
+    text: Text = None,
     output: Output = None,
+    input_shape: m.InputShape = None,
+    data: m.Data = None,
+    repeats: Repeats = 20,
     json_output: o.Json = False,
     threads: o.Threads = None,
     memory: o.Memory = None,
+    precision: o.Precision = None,
 ) -> None:
-    """Show how often each expert of each layer is chosen while a model reads a text."""
+    """Show what each operator of a converted ONNX model takes.
+
+    With --experts, for a language model: how often each expert of each layer is chosen while it
+    reads a text.
+    """
     if not experts:
-        raise UsageError("There is nothing to profile.", "Give --experts.")
+        o.refuse("the times of operators; it is for --experts", text=text, output=output)
+        show_module_profile(
+            directory, input_shape or (), data, json_output=json_output, repeats=repeats,
+            threads=threads, memory=memory, precision=precision,
+        )  # fmt: skip
+        return
+    if text is None:
+        raise UsageError(
+            "--experts needs a text.", "Give --text FILE, or --text - for standard input."
+        )
+    o.refuse("--experts", input_shape=input_shape, data=data, precision=precision)
+    _profile_experts(directory, text, output, json_output, threads, memory)
+
+
+def _profile_experts(
+    directory: Path,
+    text: str,
+    output: Path | None,
+    json_output: bool,
+    threads: int | None,
+    memory: str | None,
+) -> None:
     found = read_stdin() if text == "-" else _read(text)
     if output is not None:
         # Before the work: that the page can be written.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 Verified = Annotated[
     list[Path],
     typer.Argument(
-        metavar="DIR...", help="Verified bundles, or results of `verify --json`, side by side."
+        metavar="DIR...",
+        help="Verified bundles, or results that verify wrote as JSON, side by side.",
     ),
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mnnsmith.cli import media as m
 from mnnsmith.cli import options as o
 from mnnsmith.cli.answers import AnswerPrinter, as_json, explain_end
 from mnnsmith.cli.console import check_argument, is_terminal, read_stdin, say_json
@@ -29,18 +30,30 @@ def run(
     directory: o.BundleDir,
     options: o.SessionOptions,
     prompt: Prompt = None,
+    image: m.Images = None,
+    video: m.Videos = None,
     raw: Raw = False,
     json_output: o.Json = False,
 ) -> None:
     """Ask a bundle once; the answer streams to stdout.
 
-    On a terminal reasoning is shown dimmed; elsewhere stdout gets the answer only.
+    Pictures stand before the text, or where it says <image>.  On a terminal reasoning is shown
+    dimmed; elsewhere stdout gets the answer only.
     """
     if raw and (options.system is not None or options.template_var):
         raise UsageError("--raw uses no chat template, so --system and --template-var do nothing.")
+    if raw and (image or video):
+        raise UsageError(
+            "--raw uses no chat template, which is what gives pictures and videos their place.",
+            "Leave --raw out.",
+        )
     bundle, settings = o.session_settings(directory, options)
     text = _prompt_text(prompt)
+    media = m.read_media(bundle, image, video)
     from mnnsmith.session import open_session
+    from mnnsmith.session_media import with_media
+
+    content = with_media(text, media.images, media.videos) if media else text
 
     began = time.monotonic()
     with open_session(bundle, **settings) as session:
@@ -48,7 +61,7 @@ def run(
         if raw:
             reply = session.complete(text)
         else:
-            reply = session.reply([*session.messages, {"role": "user", "content": text}])
+            reply = session.reply([*session.messages, {"role": "user", "content": content}])
         if json_output:
             for _ in reply:
                 continue

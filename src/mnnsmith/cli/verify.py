@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mnnsmith.cli import options as o
+from mnnsmith.cli import verify_module as m
 from mnnsmith.cli.console import ProgressBars, Style, clean, note, say, table
 from mnnsmith.errors import UsageError, VerificationError
 
@@ -33,13 +34,20 @@ Checks = Annotated[
     typer.Option(
         "--check",
         metavar="NAMES",
-        help="Of files,weights,tokens,template,exact,statistical,layers,ranges [default: all].",
+        help="Of files,weights,tokens,template,exact,statistical,layers,ranges,vision "
+        "[default: all].",
     ),
 ]
 Texts = Annotated[
     list[Path] | None,
     typer.Option(
         "--text", metavar="FILE", help="Verify on this text instead; may be given several times."
+    ),
+]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image", metavar="FILE", help="Show it this picture instead; may be given several times."
     ),
 ]
 Reference = Annotated[
@@ -98,6 +106,7 @@ def verify(
     level: Level = "quick",
     check: Checks = None,
     text: Texts = None,
+    image: Images = None,
     reference: Reference = "auto",
     save_reference: SaveReference = None,
     bisect: Bisect = False,
@@ -113,9 +122,24 @@ def verify(
     json_file: JsonFile = None,
     markdown: MarkdownFile = None,
     junit: JunitFile = None,
+    layers: m.Layers = False,
+    input_shape: m.InputShape = None,
+    data: m.Data = None,
 ) -> None:
     """Compare a bundle with its original; exit code 9 when they differ where they must not."""
     outputs = _outputs(directory, json_file, markdown, junit)
+    if source is not None and Path(source).suffix.lower() == ".onnx":
+        o.refuse(
+            "an ONNX model", check=check, text=text, image=image, save_reference=save_reference,
+            bisect=bisect, max_kl=max_kl, min_top1=min_top1, max_ppl_increase=max_ppl_increase,
+            baseline=baseline, revision=revision, markdown=markdown, junit=junit,
+        )  # fmt: skip
+        m.verify_module(
+            directory, source, layers=layers, input_shape=input_shape or (), data=data,
+            threads=threads, json_file=json_file,
+        )  # fmt: skip
+        return
+    o.refuse("a language model", layers=layers, input_shape=input_shape, data=data)
     from mnnsmith import api
     from mnnsmith.verify.gates import Thresholds
 
@@ -130,6 +154,7 @@ def verify(
             level=level,
             checks=None if check is None else _names(check),
             texts=text or (),
+            images=image or (),
             reference=reference,
             save_reference=save_reference,
             bisect=bisect,
@@ -226,14 +251,13 @@ def _show(result: Verification) -> None:
 
 
 def _figures(result: Verification) -> list[tuple[str, str]]:
-    from mnnsmith.verify.figure_text import statistical_rows
+    from mnnsmith.verify.figure_text import statistical_rows, vision_rows
 
-    figures = result.figures.statistical
-    if figures is None:
-        return []
+    statistical, vision = result.figures.statistical, result.figures.vision
+    rows = [] if statistical is None else statistical_rows(statistical)
+    rows += [] if vision is None else vision_rows(vision)
     return [
-        (name, f"{value}  ({interval})" if interval else value)
-        for name, value, interval in statistical_rows(figures)
+        (name, f"{value}  ({interval})" if interval else value) for name, value, interval in rows
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import SourceError
-from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Table, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, StoredRows, Table, VectorSlot
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor, row_ranges
 
@@ -63,9 +63,9 @@ def check_tensors(model: LanguageModel, checkpoint: Checkpoint) -> tuple[str, ..
 def _slots(model: LanguageModel) -> Iterable[MatrixSlot | VectorSlot | ConstantSlot]:
     if not model.tied:
         yield model.embedding
-    for node in model.graph.all_nodes():
+    for node in model.all_nodes():
         for slot in node.slots.values():
-            if not isinstance(slot, Table):
+            if not isinstance(slot, Table | StoredRows):
                 yield slot
 
 
@@ -74,7 +74,7 @@ def slot_rows(
 ) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
     """The rows of the tensor that a slot takes, and the rest of the tensor's shape."""
     if isinstance(slot, MatrixSlot):
-        return slot.source_rows(), (slot.source_cols,)
+        return slot.source_rows(), slot.source_width
     if isinstance(slot, ConstantSlot):
         return np.arange(slot.shape[0]), slot.shape[1:]
     return np.arange(slot.first_row, slot.first_row + slot.size), ()

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from mnnsmith.conversion.plan import MatrixTask, Plan
-from mnnsmith.graph.weights import ConstantSlot, Role, Table, VectorSlot
+from mnnsmith.graph.weights import ConstantSlot, Role, StoredRows, Table, VectorSlot
 from mnnsmith.mnn.weight_records import BlockEncoding, MatrixRecord
 from mnnsmith.models.language_model import LanguageModel
 
@@ -83,7 +83,7 @@ def activity(model: LanguageModel, plan: Plan) -> Activity:
         parameters += share * (size + (task.bias.size if task.bias else 0))
         read += share * stored
     for vector in plan.vectors:
-        if isinstance(vector.slot, Table):
+        if isinstance(vector.slot, Table | StoredRows):
             held += vector.record.nbytes
             continue
         parameters += _vector_size(vector.slot)

@@ -15,22 +15,29 @@ from mnnsmith.bundle.bundle import TOKENIZER_JSON
 from mnnsmith.bundle.manifest import write_manifest
 from mnnsmith.bundle.staging import check_target, staged_folder
 from mnnsmith.conversion.activity import activity
-from mnnsmith.conversion.prepare import Prepared, prepare
+from mnnsmith.conversion.plan import WeightPlan
+from mnnsmith.conversion.prepare import CANVAS, STANDARD, Prepared, prepare
 from mnnsmith.conversion.prove import Proof, prove_bundle
 from mnnsmith.conversion.slots import read_vector
 from mnnsmith.conversion.stream import disk_error, write_weights
 from mnnsmith.engine.converter import graph_json_to_mnn
 from mnnsmith.errors import SourceError, UsageError
 from mnnsmith.files import sha256_of, user_path
+from mnnsmith.graph.graph import Graph
 from mnnsmith.mnn.config_files import (
     MODEL_FILE,
     TOKENIZER_FILE,
+    VISION_MODEL_FILE,
+    VISION_WEIGHT_FILE,
     WEIGHT_FILE,
     ModelFacts,
+    PictureFacts,
     llm_config,
+    picture_config,
     run_config,
 )
 from mnnsmith.mnn.graph_json import ENGINE_VERSION, Weights, graph_json
+from mnnsmith.models.canvas import CanvasLayout
 from mnnsmith.quant.recipe import describe
 from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.version import __version__
@@ -50,6 +57,7 @@ def convert(
     revision: str | None = None,
     offline: bool = False,
     max_context: int | None = None,
+    vision: str | None = None,
     force: bool = False,
     threads: int | None = None,
     progress: ProgressCallback | None = None,
@@ -59,7 +67,9 @@ def convert(
     model: a Hugging Face folder, a `.gguf` file, or a hub id (`org/name`).
     recipe: a name (`w4g64-head8`, see `quant.recipe`) or a JSON file; by default `keep` for GGUF,
     `w4g32-head8` for others.  revision, offline: for hub ids.  max_context: tokens, by default the
-    model's own limit.  force: replace an existing bundle.  threads: by default all cores.
+    model's own limit.  vision: of a model that sees, "standard" (the default: it takes tiles, which
+    mnnsmith and apps in C++ feed) or "canvas" (it takes whole pictures, for apps that send text
+    alone).  force: replace an existing bundle.  threads: by default all cores.
 
     Raises `MnnsmithError` of the kind that fits; then nothing was written and an existing bundle is
     untouched.
@@ -75,6 +85,7 @@ def convert(
         revision=revision,
         offline=offline,
         max_context=max_context,
+        vision=vision,
         fetch=True,
     )
     _check_sources_apart(target, ready.checkpoint)
@@ -126,12 +137,12 @@ def _fill(
     (folder / TOKENIZER_FILE).write_bytes(ready.mtok)
     (folder / TOKENIZER_JSON).write_text(checkpoint.tokenizer.tokenizer_json, encoding="utf-8")
     report("tokenizer", 1, 1)
-    write_weights(
-        plan, checkpoint, folder / WEIGHT_FILE, threads=threads,
-        progress=lambda done, total: report("weights", done, total),
-    )  # fmt: skip
+    _write_weights(folder, ready, threads, report)
     report("graph", 0, 1)
-    _write_graph(folder, ready)
+    _write_graph(folder, MODEL_FILE, ready.model.graph, plan, checkpoint)
+    if ready.model.vision is not None and plan.vision is not None:
+        vision = ready.model.vision.graph
+        _write_graph(folder, VISION_MODEL_FILE, vision, plan.vision, checkpoint)
     for name, data in config_files(ready).items():
         text = json.dumps(data, indent=1, ensure_ascii=False)
         (folder / name).write_text(text + "\n", encoding="utf-8")
@@ -142,11 +153,24 @@ def _fill(
     report("proof", 1, 1)
 
 
-def _write_graph(folder: Path, ready: Prepared) -> None:
-    weights = Weights(ready.plan.records, lambda slot: read_vector(slot, ready.checkpoint))
+def _write_weights(folder: Path, ready: Prepared, threads: int, report: ProgressCallback) -> None:
+    before = 0
+    for plan, name in zip(ready.plan.files, (WEIGHT_FILE, VISION_WEIGHT_FILE), strict=False):
+
+        def progress(done: int, _: int, before: int = before) -> None:
+            report("weights", before + done, ready.plan.all_bytes)
+
+        write_weights(plan, ready.checkpoint, folder / name, threads=threads, progress=progress)
+        before += plan.weight_bytes
+
+
+def _write_graph(
+    folder: Path, name: str, graph: Graph, plan: WeightPlan, checkpoint: Checkpoint
+) -> None:
+    weights = Weights(plan.records, lambda slot: read_vector(slot, checkpoint))
     source = folder / "graph.json"
-    source.write_text(json.dumps(graph_json(ready.model.graph, weights)), encoding="utf-8")
-    graph_json_to_mnn(source, folder / MODEL_FILE)
+    source.write_text(json.dumps(graph_json(graph, weights)), encoding="utf-8")
+    graph_json_to_mnn(source, folder / name)
     source.unlink()
 
 
@@ -155,19 +179,23 @@ def config_files(ready: Prepared) -> dict[str, dict[str, Any]]:
     model, tokenizer = ready.model, ready.checkpoint.tokenizer
     facts = ModelFacts(
         ready.checkpoint.model_type, model.hidden_size, model.layers, model.max_context,
-        model.attention.scale, model.sliding_window,
+        model.attention.scale if model.vision is None else None, model.sliding_window,
         model.attention.kv_heads, model.attention.head_dim,
     )  # fmt: skip
     return {
         "llm_config.json": llm_config(
             facts, ready.plan.embedding, tokenizer.chat_template,
             tokenizer.bos_token, tokenizer.eos_token,
-        ),
+        ) | ({} if ready.pictures is None else _pictures(ready.pictures, ready.canvas)),
         "config.json": run_config(
             ready.sampling.values, blockwise=ready.plan.blockwise, float16=model.float16,
             mapped=model.mixture and ready.plan.all_integer,
         ),
     }  # fmt: skip
+
+
+def _pictures(facts: PictureFacts, canvas: CanvasLayout | None) -> dict[str, Any]:
+    return picture_config(facts, None if canvas is None else canvas.lengths)
 
 
 def _write_manifest(
@@ -193,7 +221,7 @@ def _write_manifest(
         },
         "model": {
             "model_type": checkpoint.model_type,
-            "parameters": plan.parameters,
+            "parameters": plan.all_parameters,
             "active_parameters": used.parameters,
             "token_bytes": used.read_bytes,
             "experts": None if used.experts is None else asdict(used.experts),
@@ -204,6 +232,7 @@ def _write_manifest(
             "sliding_window": model.sliding_window,
             "stop_ids": [i for i in tokenizer.stop_ids if i < model.head.rows],
             "kv_elements_per_token": model.kv_bytes_per_token(1),
+            "vision": _vision(ready),
         },
         "tokens": {
             "bos": tokenizer.bos_token,
@@ -213,13 +242,14 @@ def _write_manifest(
         "generation": ready.sampling.values,
         "recipe": describe(ready.recipe),
         "weights": {
-            task.name: {
+            (task.name if part is plan else f"visual/{task.name}"): {
                 "tensor": task.slot.tensor,
                 "scheme": task.scheme_name,
                 "source": task.tensor.dtype,
                 "carried": task.carried,
             }
-            for task in plan.matrices
+            for part in plan.files
+            for task in part.matrices
         },
         "tokenizer": {
             "rewritten": list(ready.tokenizer.rewritten),
@@ -232,6 +262,23 @@ def _write_manifest(
             for name in names
         },
     })  # fmt: skip
+
+
+def _vision(ready: Prepared) -> dict[str, Any] | None:
+    """What a run time needs to make tiles and ids of pictures, and what the tower is."""
+    vision, plan = ready.model.vision, ready.plan.vision
+    if vision is None or plan is None:
+        return None
+    return {
+        "profile": STANDARD if ready.canvas is None else CANVAS,
+        "layers": vision.layers,
+        "hidden_size": vision.hidden_size,
+        "parameters": plan.parameters,
+        "tile": vision.tile,
+        "tile_tokens": vision.tile_tokens,
+        "image_token": vision.image_token,
+        "processor": dict(ready.checkpoint.processor),
+    }
 
 
 def _file_name(path: str | Path) -> str:

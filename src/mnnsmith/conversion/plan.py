@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mnnsmith.errors import ConversionError, RecipeError, SourceError
-from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Role, Table, VectorSlot
+from mnnsmith.graph.graph import Graph
+from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, Role, StoredRows, Table, VectorSlot
 from mnnsmith.mnn.graph_json import Record
 from mnnsmith.mnn.weight_records import (
     BlockEncoding,
@@ -52,31 +53,33 @@ class MatrixTask:
 
 @dataclass(frozen=True)
 class VectorTask:
-    """A vector or a table to write at `record`, `padding` zero bytes after it."""
+    """A vector or a table to write at `record`, `padding` zero bytes after it.
 
-    slot: VectorSlot | ConstantSlot | Table
+    encoding: the embedding's, where the slot is `StoredRows`.
+    """
+
+    slot: VectorSlot | ConstantSlot | StoredRows | Table
     record: VectorRecord
     padding: int = 0
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that will stand in `llm.mnn.weight`.
+class WeightPlan:
+    """Everything that will stand in one weight file.
 
-    records: by operator and part, for the graph.  embedding: the record that embeddings are read
-    from (the head's own if shared).  weight_bytes: the size of the file.
+    records: by operator and part, for the graph.  weight_bytes: the size of the file.
     """
 
     matrices: tuple[MatrixTask, ...]
     vectors: tuple[VectorTask, ...]
     records: dict[tuple[str, str], Record]
-    embedding: MatrixRecord
     weight_bytes: int
     notes: tuple[str, ...]
 
     @property
     def parameters(self) -> int:
-        """Weights of the model, a shared embedding counted once."""
+        """Weights, a shared embedding counted once."""
         seen = {
             (t.slot.tensor, t.slot.first_row, t.slot.heads): t.slot.rows * t.slot.cols
             for t in self.matrices
@@ -108,31 +111,64 @@ class Plan:
         return dict(Counter(task.scheme_name for task in self.matrices).most_common())
 
 
+@dataclass(frozen=True)
+class Plan(WeightPlan):
+    """`llm.mnn.weight`, and for a model that sees `visual.mnn.weight`.
+
+    embedding: the record that embeddings are read from (the head's own if shared).
+    """
+
+    embedding: MatrixRecord
+    vision: WeightPlan | None = None
+
+    @property
+    def files(self) -> tuple[WeightPlan, ...]:
+        """The plan of each weight file."""
+        return (self,) if self.vision is None else (self, self.vision)
+
+    @property
+    def all_bytes(self) -> int:
+        """The size of all weight files."""
+        return sum(plan.weight_bytes for plan in self.files)
+
+    @property
+    def all_parameters(self) -> int:
+        """Weights of language and vision."""
+        return sum(plan.parameters for plan in self.files)
+
+
 def make_plan(model: LanguageModel, checkpoint: Checkpoint, recipe: Recipe) -> Plan:
     """Lay out every weight of `model`.
 
     Raises `RecipeError` where the recipe does not fit, `SourceError` for tensors that are missing.
     """
-    planner = _Planner(checkpoint, recipe)
-    for node in model.graph.all_nodes():
-        for part, slot in node.slots.items():
-            if isinstance(slot, MatrixSlot):
-                bias = node.slots.get("bias")
-                assert bias is None or isinstance(bias, VectorSlot)
-                planner.add_matrix((node.name, part), slot, bias)
-            elif node.kind == "rms_norm" and isinstance(slot, VectorSlot):
-                # The engine wants an offset beside the gain: zeros.
-                planner.add_vector((node.name, part), slot, 4 * slot.size, padding=4 * slot.size)
-            elif isinstance(slot, Table):
-                planner.add_vector((node.name, part), slot, slot.values.nbytes)
-            elif isinstance(slot, ConstantSlot):
-                planner.add_vector((node.name, part), slot, 4 * math.prod(slot.shape))
+    used: set[int] = set()
+    planner = _Planner(checkpoint, recipe, used)
+    planner.add_graph(model.graph)
     embedding = planner.add_embedding(model)
-    planner.check_rules()
+    vision = None
+    if model.vision is not None:
+        seen = _Planner(checkpoint, recipe, used, embedding)
+        seen.add_graph(model.vision.graph)
+        vision = seen.result()
+    _check_rules(recipe, used, checkpoint.origin)
+    language = planner.result()
     return Plan(
-        tuple(planner.matrices), tuple(planner.vectors), planner.records, embedding,
-        planner.end, planner.all_notes(),
+        language.matrices, language.vectors, language.records, language.weight_bytes,
+        (*language.notes, *(() if vision is None else vision.notes)), embedding, vision,
     )  # fmt: skip
+
+
+def _check_rules(recipe: Recipe, used: set[int], origin: str) -> None:
+    """A rule that matches nothing is a mistake that would go unseen."""
+    unused = sorted(set(range(len(recipe.rules))) - used)
+    if unused:
+        rule = recipe.rules[unused[0]]
+        raise RecipeError(
+            f"Recipe {recipe.name}: rule {unused[0]} ({rule.describe()}) decides about no weight "
+            f"of {origin}.",
+            "It names nothing in this model, or an earlier rule takes all that it names.",
+        )
 
 
 def scheme_of(encoding: Encoding) -> Scheme:
@@ -147,14 +183,25 @@ def scheme_of(encoding: Encoding) -> Scheme:
 class _Planner:
     """Places records one after the other."""
 
-    def __init__(self, checkpoint: Checkpoint, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        recipe: Recipe,
+        used: set[int],
+        embedding: MatrixRecord | None = None,
+    ) -> None:
+        """used: collects the numbers of the rules that decided about a weight.
+
+        embedding: how it is stored, for a graph that holds rows of it.
+        """
         self._checkpoint = checkpoint
+        self._embedding = embedding
         self._recipe = recipe
         self.matrices: list[MatrixTask] = []
         self.vectors: list[VectorTask] = []
         self.records: dict[tuple[str, str], Record] = {}
         self._notes: list[str] = []
-        self._used: set[int] = set()
+        self._used = used
         self.end = 0
         if recipe.keep and checkpoint.format != "gguf":
             raise RecipeError(
@@ -163,17 +210,40 @@ class _Planner:
                 "Choose another recipe, for example w4g64-head8.",
             )
 
+    def add_graph(self, graph: Graph) -> None:
+        """Place every weight of a graph, in the order of its operators."""
+        for node in graph.all_nodes():
+            for part, slot in node.slots.items():
+                key = (node.name, part)
+                if isinstance(slot, MatrixSlot):
+                    bias = node.slots.get("bias")
+                    assert bias is None or isinstance(bias, VectorSlot)
+                    self.add_matrix(key, slot, bias)
+                elif node.kind == "rms_norm" and isinstance(slot, VectorSlot):
+                    # The engine wants an offset beside the gain: zeros.
+                    self.add_vector(key, slot, 4 * slot.size, padding=4 * slot.size)
+                elif node.kind == "layer_norm" and isinstance(slot, VectorSlot):
+                    self.add_vector(key, slot, 4 * slot.size)
+                elif isinstance(slot, Table):
+                    self.add_vector(key, slot, slot.values.nbytes)
+                elif isinstance(slot, ConstantSlot | StoredRows):
+                    self.add_vector(key, slot, 4 * math.prod(slot.shape))
+
     def add_vector(
         self,
         key: tuple[str, str],
-        slot: VectorSlot | ConstantSlot | Table,
+        slot: VectorSlot | ConstantSlot | StoredRows | Table,
         nbytes: int,
         padding: int = 0,
     ) -> None:
         record = VectorRecord(self.end, nbytes + padding)
         self.end += record.nbytes
         self.records[key] = record
-        self.vectors.append(VectorTask(slot, record, padding))
+        encoding = None
+        if isinstance(slot, StoredRows):
+            assert self._embedding is not None
+            encoding = self._embedding.encoding
+        self.vectors.append(VectorTask(slot, record, padding, encoding))
 
     def add_matrix(
         self, key: tuple[str, str], slot: MatrixSlot, bias: VectorSlot | None
@@ -201,21 +271,11 @@ class _Planner:
             )
         return self.add_matrix(("embedding", "weight"), slot, None).record
 
-    def check_rules(self) -> None:
-        """A rule that matches nothing is a mistake that would go unseen."""
-        unused = sorted(set(range(len(self._recipe.rules))) - self._used)
-        if unused:
-            rule = self._recipe.rules[unused[0]]
-            raise RecipeError(
-                f"Recipe {self._recipe.name}: rule {unused[0]} ({rule.describe()}) decides about "
-                f"no weight of {self._checkpoint.origin}.",
-                "It names nothing in this model, or an earlier rule takes all that it names.",
-            )
-
-    def all_notes(self) -> tuple[str, ...]:
-        """Notes of the matrices, equal ones counted, and of the whole."""
+    def result(self) -> WeightPlan:
+        """The file as it was laid out; notes of the matrices come first, equal ones counted."""
         counted = Counter(task.note for task in self.matrices if task.note is not None)
-        return (*(f"{n} x {note}" for note, n in counted.items()), *self._notes)
+        notes = (*(f"{n} x {note}" for note, n in counted.items()), *self._notes)
+        return WeightPlan(tuple(self.matrices), tuple(self.vectors), self.records, self.end, notes)
 
     def _tensor(self, slot: MatrixSlot) -> Tensor:
         tensor = self._checkpoint.tensors.get(slot.tensor)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mnnsmith.conversion.account import slot_rows
 from mnnsmith.errors import SourceError
-from mnnsmith.graph.weights import Table
+from mnnsmith.graph.weights import StoredRows, Table
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import F32, BlockFormat, QuantizedRows, Tensor
 
@@ -42,9 +42,9 @@ def planned_tensors(model: LanguageModel, torch_dtype: object) -> dict[str, Tens
     """Every tensor that the graph takes; `torch_dtype` is the config's, by default bfloat16."""
     dtype = _DTYPES.get(str(torch_dtype), "BF16")
     shapes: dict[str, tuple[int, ...]] = {}
-    slots = [slot for node in model.graph.all_nodes() for slot in node.slots.values()]
+    slots = [slot for node in model.all_nodes() for slot in node.slots.values()]
     for slot in (model.embedding, *slots):
-        if isinstance(slot, Table):
+        if isinstance(slot, Table | StoredRows):
             continue
         rows, width = slot_rows(slot)
         seen = shapes.get(slot.tensor, (0,))

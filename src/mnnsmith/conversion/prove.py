@@ -51,10 +51,10 @@ def prove_bundle(
     equal, `TemplateError` for a template that does not compile.  A bundle whose weights exceed
     192 MiB is not loaded here, and says so; its graph is read back and held against its weights.
     """
-    if plan.weight_bytes > LOAD_LIMIT_BYTES:
+    if plan.all_bytes > LOAD_LIMIT_BYTES:
         found = check_structure(folder, model.head.rows)
         reason = (
-            f"{plan.weight_bytes / 1e6:.0f} MB of weights, more than the "
+            f"{plan.all_bytes / 1e6:.0f} MB of weights, more than the "
             f"{LOAD_LIMIT_BYTES / 1e6:.0f} MB that are loaded here"
         )
         return Proof({"loaded": False, "reason": reason, "structure": found})
@@ -98,7 +98,14 @@ def _same_prompts(engine: Engine, tokenizer: TokenizerFiles, source: str) -> boo
 
 def _check_logits(engine: Engine, vocabulary: int, max_context: int) -> None:
     ids = [(7919 * (i + 1)) % vocabulary for i in range(min(_PROBE_TOKENS, max_context))]
-    logits = engine.forward(ids)
+    tiles = None
+    if engine.vision is not None:
+        facts = engine.vision
+        # A canvas of one tile is a picture that is not split.
+        run = facts.tile_tokens if facts.canvas_tokens is None else facts.canvas_tokens[0][0]
+        ids = [*ids, *[facts.image_token] * run, ids[0]]
+        tiles = np.zeros((1, facts.tile, facts.tile, 3), np.uint8)
+    logits = engine.forward(ids, tiles=tiles)
     if logits.shape != (vocabulary,):
         raise ConversionError(
             f"The converted model gives logits of shape {logits.shape}, expected ({vocabulary},)."

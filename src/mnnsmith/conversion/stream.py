@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mnnsmith.conversion.plan import MatrixTask, Plan, VectorTask
+from mnnsmith.conversion.plan import MatrixTask, VectorTask, WeightPlan
 from mnnsmith.conversion.slots import matrix_rows, read_vector
 from mnnsmith.errors import ConversionError, MissingResourceError
 from mnnsmith.mnn.weight_records import (
     BlockEncoding,
+    Encoding,
     FloatEncoding,
     block_header,
     pack_codes,
@@ -41,7 +42,7 @@ Progress = Callable[[int, int], None]
 
 
 def write_weights(
-    plan: Plan, checkpoint: Checkpoint, path: Path, *, threads: int, progress: Progress
+    plan: WeightPlan, checkpoint: Checkpoint, path: Path, *, threads: int, progress: Progress
 ) -> None:
     """Write every weight of the plan to `path`, which must not exist.
 
@@ -75,7 +76,7 @@ def disk_error(path: Path, error: OSError) -> MissingResourceError:
 
 
 def _write_matrices(
-    fd: int, plan: Plan, checkpoint: Checkpoint, threads: int, progress: Progress
+    fd: int, plan: WeightPlan, checkpoint: Checkpoint, threads: int, progress: Progress
 ) -> None:
     total = sum(_matrix_bytes(task) for task in plan.matrices)
     done = 0
@@ -97,7 +98,7 @@ def _write_matrices(
             raise
 
 
-def _blocks(fd: int, plan: Plan, checkpoint: Checkpoint) -> Iterator[Callable[[], int]]:
+def _blocks(fd: int, plan: WeightPlan, checkpoint: Checkpoint) -> Iterator[Callable[[], int]]:
     """One piece of work for each block of rows; each returns the bytes that it wrote."""
     for task in plan.matrices:
         record = task.record
@@ -181,7 +182,20 @@ def _matrix_bytes(task: MatrixTask) -> int:
 
 def _write_vector(fd: int, task: VectorTask, checkpoint: Checkpoint) -> None:
     values = read_vector(task.slot, checkpoint).astype("<f4", copy=False)
+    if task.encoding is not None:
+        values = as_stored(values, task.encoding)
     pwrite(fd, np.ascontiguousarray(values).tobytes() + bytes(task.padding), task.record.offset)
+
+
+def as_stored(rows: npt.NDArray[np.float32], encoding: Encoding) -> npt.NDArray[np.float32]:
+    """What remains of rows [n, cols] that are stored as `encoding`."""
+    if isinstance(encoding, FloatEncoding):
+        return rows if encoding.bits == 32 else to_float16(rows).astype(np.float32)
+    q = round_to_nearest(
+        rows.copy(), bits=encoding.bits, block=encoding.block, symmetric=encoding.symmetric,
+        scale_bits=encoding.scale_bits,
+    )  # fmt: skip
+    return QuantizedRows(encoding.bits, encoding.block, q.codes, q.scale, q.zero).dequantize()
 
 
 def pwrite(fd: int, data: bytes | npt.NDArray[Any], offset: int) -> None:

@@ -8,18 +8,32 @@ from typing import Any
 from mnnsmith.engine.converter import mnn_to_graph_json, operators
 from mnnsmith.errors import BundleError
 from mnnsmith.files import read_json_object
-from mnnsmith.mnn.config_files import MODEL_FILE, WEIGHT_FILE
+from mnnsmith.mnn.config_files import (
+    MODEL_FILE,
+    VISION_MODEL_FILE,
+    VISION_WEIGHT_FILE,
+    WEIGHT_FILE,
+)
 
 
 def check_structure(folder: Path, vocab_size: int) -> str:
     """Every operator's weights lie inside the weight file, and no two overlap.
 
-    The graph is read back by the engine's converter.  Returns what was found, in a few words;
+    The graphs are read back by the engine's converter.  Returns what was found, in a few words;
     raises `BundleError` that names the operator.
     """
-    size = (folder / WEIGHT_FILE).stat().st_size
+    found = _check_graph(folder, MODEL_FILE, WEIGHT_FILE)
+    config = read_json_object(folder / "llm_config.json")
+    _check_embedding(config, vocab_size, (folder / WEIGHT_FILE).stat().st_size)
+    if config.get("is_visual") is True:
+        found += "; vision: " + _check_graph(folder, VISION_MODEL_FILE, VISION_WEIGHT_FILE)
+    return found
+
+
+def _check_graph(folder: Path, graph: str, weights: str) -> str:
+    size = (folder / weights).stat().st_size
     spans = []
-    found = list(operators(mnn_to_graph_json(folder / MODEL_FILE)))
+    found = list(operators(mnn_to_graph_json(folder / graph)))
     for operator in found:
         main = operator.get("main") if isinstance(operator, dict) else None
         external = main.get("external") if isinstance(main, dict) else None
@@ -35,13 +49,11 @@ def check_structure(folder: Path, vocab_size: int) -> str:
                 + (f"overlap those of {last}" if start < end else f"end beyond {size}")
             )
         end, last = stop, name
-    _check_embedding(folder, vocab_size, size)
     return f"{len(found)} operators, {len(spans)} with weights"
 
 
-def _check_embedding(folder: Path, vocab_size: int, size: int) -> None:
+def _check_embedding(config: dict[str, Any], vocab_size: int, size: int) -> None:
     """The rows and scales that embeddings are read from lie inside the weight file."""
-    config = read_json_object(folder / "llm_config.json")
     tie, hidden = config.get("tie_embeddings"), config.get("hidden_size")
     if not isinstance(tie, dict):
         raise BundleError("llm_config.json: tie_embeddings must be an object")

@@ -1,6 +1,7 @@
-"""The process of the engine's converter: limits itself, then turns graph JSON into `.mnn` or back.
+"""The process of the engine's converter: limits itself, then makes `.mnn` of JSON or ONNX, or back.
 
-Run as `python convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES OUTPUT_LIMIT_BYTES`.  The
+Run as `python convert_child.py to-mnn|to-json|from-onnx IN OUT MEMORY_LIMIT_BYTES
+OUTPUT_LIMIT_BYTES [OPTION...]`; options are the converter's own, for `from-onnx` alone.  The
 converter is native code that segfaults on some bad input, prints to stdout and reports failure by a
 printed line alone, so the parent judges only the exit status and the output file.
 """
@@ -12,12 +13,16 @@ import os
 import signal
 import sys
 
-USAGE = "convert_child.py to-mnn|to-json IN OUT MEMORY_LIMIT_BYTES OUTPUT_LIMIT_BYTES"
+USAGE = (
+    "convert_child.py to-mnn|to-json|from-onnx IN OUT MEMORY_LIMIT_BYTES OUTPUT_LIMIT_BYTES "
+    "[OPTION...]"
+)
 ARGUMENTS = 6
 # The converter's own options by direction: format of the input, then names of input and output.
 DIRECTIONS = {
     "to-mnn": ("JSON", "--modelFile", "--MNNModel"),
     "to-json": ("MNN", "--modelFile", "--JsonFile"),
+    "from-onnx": ("ONNX", "--modelFile", "--MNNModel"),
 }
 
 
@@ -42,10 +47,10 @@ def limit_this_process(memory_limit_bytes: int, output_limit_bytes: int) -> None
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != ARGUMENTS or arguments[1] not in DIRECTIONS:
+    if len(arguments) < ARGUMENTS or arguments[1] not in DIRECTIONS:
         sys.stderr.write(f"usage: {USAGE}\n")
         return 2
-    _, direction, source, target, memory_limit, output_limit = arguments
+    _, direction, source, target, memory_limit, output_limit, *options = arguments
     # This file's folder is first on the path; nothing here may shadow what the engine imports.
     sys.path.pop(0)
     limit_this_process(int(memory_limit), int(output_limit))
@@ -54,7 +59,9 @@ def main(arguments: list[str]) -> int:
     import _tools
 
     form, source_option, target_option = DIRECTIONS[direction]
-    _tools.mnnconvert(["mnnconvert", "-f", form, source_option, source, target_option, target])
+    _tools.mnnconvert(
+        ["mnnconvert", "-f", form, source_option, source, target_option, target, *options]
+    )
     # No interpreter shutdown: destructors of the native code have nothing to add.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Graph JSON to the engine's binary graph, in a child process that cannot hurt this one."""
+"""Graph JSON or ONNX to the engine's graph, in a child process that cannot hurt this one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ JSON_LIMIT_BYTES = 256 << 20
 LOG = "log"
 # A disk this full has most likely cut the output short; the converter does not notice.
 DISK_FULL_BYTES = 64 << 10
+# What the converter prints when it has written an ONNX model; the exit status says nothing.
+_SUCCESS = "Converted Success!"
+# Inputs keep their layout, and GELU its exact form.  To the converter a flag without a value, or
+# with the value `true`, is off.
+_ONNX_OPTIONS = ("--keepInputFormat=1", "--useGeluApproximation", "0")
 
 
 def graph_json_to_mnn(
@@ -74,6 +79,40 @@ def graph_json_to_mnn(
             f"{mnn_path.parent}: cannot write the converted graph: {error.strerror or error}.",
             "Check free space and permissions of the output folder.",
         ) from error
+
+
+def onnx_to_mnn(
+    onnx_path: Path,
+    mnn_path: Path,
+    options: Sequence[str] = (),
+    *,
+    memory_limit_bytes: int,
+    timeout_s: float = CONVERTER_TIMEOUT_S,
+) -> None:
+    """Convert the ONNX model at `onnx_path`, which has its data within; what comes may be wrong.
+
+    options: more of the converter's own.  The child works in the folder of `mnn_path`, which should
+    hold nothing else.  Raises ConversionError, with the end of the converter's log.
+    """
+    work = mnn_path.parent
+    limit = GRAPH_LIMIT_BYTES + 4 * onnx_path.stat().st_size
+    try:
+        status = _run_child(
+            *(work, "from-onnx", str(onnx_path.absolute()), mnn_path.name),
+            *(memory_limit_bytes, limit, timeout_s, (*_ONNX_OPTIONS, *options)),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConversionError(
+            f"the engine's converter did not finish within {timeout_s:g} s."
+        ) from error
+    log = log_tail(work / LOG)
+    if status != 0:
+        raise ConversionError(
+            f"the engine's converter {describe_exit(status)}. Its last output:\n{log}"
+        )
+    if _SUCCESS not in log:
+        raise ConversionError(f"the engine's converter failed. Its last output:\n{log}")
+    _check_output(mnn_path, onnx_path, log)
 
 
 def mnn_to_graph_json(
@@ -144,10 +183,11 @@ def _run_child(
     memory_limit_bytes: int,
     output_limit_bytes: int,
     timeout_s: float,
+    options: Sequence[str] = (),
 ) -> int:
     child = Path(__file__).with_name("convert_child.py")
     limits = [str(memory_limit_bytes), str(output_limit_bytes)]
-    command = [sys.executable, str(child), direction, source, target, *limits]
+    command = [sys.executable, str(child), direction, source, target, *limits, *options]
     with open(work / LOG, "wb") as log:
         # A session of its own: Ctrl-C reaches the parent, which ends the child by leaving `run`.
         return subprocess.run(

@@ -40,8 +40,8 @@ class Device(Protocol):
     @property
     def maps_weights(self) -> bool: ...
 
-    def launch(self) -> Launch:
-        """Make the runner ready to start.
+    def launch(self, script: Path = RUNNER) -> Launch:
+        """Make a runner ready to start: `runner.py`, or one that needs that beside it.
 
         Raises MissingResourceError that names what to do when the device lacks something,
         EngineError when it cannot be reached.
@@ -64,8 +64,8 @@ class LocalDevice:
     time_factor: ClassVar[float] = 1.0
     maps_weights: ClassVar[bool] = True
 
-    def launch(self) -> Launch:
-        return Launch((sys.executable, str(RUNNER)))
+    def launch(self, script: Path = RUNNER) -> Launch:
+        return Launch((sys.executable, str(script)))
 
     def send(self, bundle: Path) -> str:
         return str(bundle)

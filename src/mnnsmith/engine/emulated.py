@@ -144,14 +144,14 @@ class EmulatedDevice:
     def folder(self) -> Path:
         return (self.pins or arm64_pins()).folder
 
-    def launch(self) -> Launch:
+    def launch(self, script: Path = RUNNER) -> Launch:
         check_host()
         if not self.folder.is_dir():
             raise MissingResourceError(
                 f"{self.name}: the emulated device is not prepared.",
                 f"Prepare it, once: {PREPARE_COMMAND}",
             )
-        return launch_in(self.folder, self.cpu)
+        return launch_in(self.folder, self.cpu, script)
 
     def send(self, bundle: Path) -> str:
         return str(bundle)
@@ -168,14 +168,14 @@ def check_host() -> None:
         )
 
 
-def launch_in(folder: Path, cpu: str) -> Launch:
-    """Start the runner on the device that lies in `folder`."""
+def launch_in(folder: Path, cpu: str, script: Path = RUNNER) -> Launch:
+    """Start a runner on the device that lies in `folder`."""
     system = folder / SYSTEM
     command = (
         str(folder / EMULATOR),
         *("-cpu", cpu, "-L", str(system)),
         str(system / "usr/bin/python3.11"),
-        str(RUNNER),
+        str(script),
     )
     # Nothing of our own: a library or a module that it names would be of the wrong machine.
     environment = {

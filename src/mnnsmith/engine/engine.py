@@ -19,12 +19,13 @@ from mnnsmith.engine.converter import GRAPH_LIMIT_BYTES
 from mnnsmith.engine.device import Device, Launch, LocalDevice
 from mnnsmith.engine.machine import MAX_THREADS
 from mnnsmith.engine.mapped import MappingState, claim, in_memory
-from mnnsmith.engine.runner import Arrays, RefusedError, bundle_config
+from mnnsmith.engine.runner import WEIGHT_SUFFIX, Arrays, RefusedError, Vision, bundle_config
 from mnnsmith.engine.sampling import SamplingOptions
 from mnnsmith.engine.weight_extent import required_weight_bytes
 from mnnsmith.errors import ContextLengthError, EngineError, UsageError
 
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 
 LOAD_TIMEOUT_S = 300.0
 CALL_TIMEOUT_S = 300.0
@@ -38,7 +39,8 @@ class EngineStatistics:
     """Counts and wall-clock seconds since the bundle was loaded.
 
     A call with one token counts as decode, one with more as prefill; load includes one token that
-    proves the bundle.  peak_rss_bytes is the most memory the child process held.
+    proves the bundle.  tiles and vision_s are of pictures; prefill_s is without them.
+    peak_rss_bytes is the most memory the child process held.
     """
 
     load_s: float
@@ -47,6 +49,8 @@ class EngineStatistics:
     decode_tokens: int
     decode_s: float
     sample_s: float
+    tiles: int
+    vision_s: float
     peak_rss_bytes: int
 
     @property
@@ -57,6 +61,22 @@ class EngineStatistics:
     def decode_tokens_per_s(self) -> float:
         seconds = self.decode_s + self.sample_s
         return self.decode_tokens / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True)
+class VisionFacts:
+    """How pictures are fed: a tile is uint8 [tile, tile, 3], and a run of image tokens in the ids.
+
+    tile_tokens: the length of that run.
+    canvas_tokens: None for a model that takes tiles.  One that takes whole pictures is fed what
+    `vision.canvas` makes, and these are the lengths of runs by rows and columns of tiles of a
+    canvas, counted from one (0 for one that it does not take).
+    """
+
+    image_token: int
+    tile: int
+    tile_tokens: int
+    canvas_tokens: Sequence[Sequence[int]] | None = None
 
 
 class Engine:
@@ -92,7 +112,8 @@ class Engine:
         all_logits: set when `forward(all_positions=True)` is the main use; it works without, and
             then costs a second set of work buffers.
         load_timeout_s, call_timeout_s: the longest time without a sign of life; a long prompt
-            gives one after each piece.  A device that is slower takes a multiple of it.
+            gives one after each piece.  A device that is slower takes a multiple of it, and so
+            does a canvas, by its tiles.
         piece_tokens: prompts are fed in pieces of this length, which bounds memory.
         device: where it runs, see `parse_device`; None is this machine.
 
@@ -131,6 +152,8 @@ class Engine:
         self.vocab_size: int = header["vocab_size"]
         self.context_limit: int = header["context_limit"]
         self.settings: Mapping[str, Any] = header["settings"]
+        # None for a model that sees no pictures.
+        self.vision = None if header["vision"] is None else VisionFacts(**header["vision"])
 
     def _load(
         self,
@@ -208,25 +231,42 @@ class Engine:
         return tuple(arrays["ids"].tolist())
 
     @property
+    def pictures(self) -> tuple[tuple[int, str], ...]:
+        """The tiles in the KV cache: where the run of each begins, and its `tile_digest`."""
+        header, _ = self._call("tokens")
+        return tuple((place, digest) for place, digest in header["pictures"])
+
+    @property
     def statistics(self) -> EngineStatistics:
         header, _ = self._call("statistics")
         names = EngineStatistics.__dataclass_fields__
         return EngineStatistics(**{name: header[name] for name in names})
 
-    def forward(self, ids: Sequence[int], *, all_positions: bool = False) -> F32:
+    def forward(
+        self,
+        ids: Sequence[int],
+        *,
+        all_positions: bool = False,
+        tiles: Sequence[U8] | U8 | None = None,
+    ) -> F32:
         """Feed `ids` after what the cache holds.
+
+        tiles: uint8 [S, S, 3], red, green, blue: one for each run of image tokens in `ids`, in
+        their order.  They are encoded one by one, each before the piece of the prompt that has it.
+        Of a bundle that takes whole pictures: canvases, see `VisionFacts`.
 
         Returns float32 logits: [vocab] after the last of `ids`, or [len(ids), vocab].  An
         interrupt (Ctrl-C) stops at the end of a piece and takes the cache back to before the call.
 
-        Raises UsageError for no ids or ids outside the vocabulary, ContextLengthError when they do
-        not fit the context, EngineError when the engine fails.
+        Raises UsageError for no ids, ids outside the vocabulary, or tiles that do not fit them,
+        ContextLengthError when they do not fit the context, EngineError when the engine fails.
         """
         with self._lock:
             self._generation += 1
-            array = self._checked(ids)
+            arrays = self._checked(ids, tiles)
+            array = arrays["ids"]
             if not all_positions:
-                _, results = self._call("forward", {"ids": array}, all_positions=False)
+                _, results = self._call("forward", arrays, all_positions=False)
                 return _writable(results["logits"])
             logits = np.empty((array.size, self.vocab_size), dtype=np.float32)
             filled = 0
@@ -237,7 +277,7 @@ class Engine:
                 logits[filled : filled + rows.shape[0]] = rows
                 filled += rows.shape[0]
 
-            self._call("forward", {"ids": array}, on_partial=take, all_positions=True)
+            self._call("forward", arrays, on_partial=take, all_positions=True)
             if filled != array.size:
                 raise EngineError(f"{array.size} tokens gave logits for {filled} positions.")
             return logits
@@ -248,8 +288,12 @@ class Engine:
         options: SamplingOptions | None = None,
         max_new_tokens: int | None = None,
         stop_ids: Collection[int] = (),
+        *,
+        tiles: Sequence[U8] | U8 | None = None,
     ) -> Generation:
         """Feed `ids`, then choose token after token; see `Generation` for how it ends.
+
+        tiles: those of the pictures in `ids`, see `forward`.
 
         options: None chooses the best token each time.  max_new_tokens: None goes on to the end of
         the context.  stop_ids end the answer and are not part of it.
@@ -260,10 +304,10 @@ class Engine:
             raise UsageError(f"max_new_tokens must be at least 1, found {max_new_tokens}.")
         with self._lock:
             self._generation += 1
-            array = self._checked(ids)
+            arrays = self._checked(ids, tiles)
             request = (options or SamplingOptions()).request()
             self._call("begin", options=request)
-            return Generation(self, array, request["seed"], max_new_tokens, frozenset(stop_ids))
+            return Generation(self, arrays, request["seed"], max_new_tokens, frozenset(stop_ids))
 
     def reset(self) -> None:
         """Empty the KV cache: the next call sees nothing of what was before."""
@@ -280,6 +324,17 @@ class Engine:
         with self._lock:
             self._generation += 1
             self._call("rewind", position=int(position))
+
+    def vision_values(self, pixels: F32, names: Sequence[str]) -> dict[str, F32]:
+        """Values of the vision's graph for one tile, with the settings of this engine.
+
+        pixels: float32 [3, S, S], as the tower takes them.  names: of tensors of the graph, each
+        float32 in the shape that the graph gives it.  Raises UsageError for a model of text alone,
+        EngineError where the graph lacks one.
+        """
+        given = np.ascontiguousarray(pixels[None], dtype=np.float32)
+        _, results = self._call("vision_values", {"pixels": given}, names=list(names))
+        return {name: _writable(value) for name, value in results.items()}
 
     def engine_tokenize(self, text: str) -> list[int]:
         """The ids that the engine's own tokenizer gives: what an app on a phone will see.
@@ -312,12 +367,20 @@ class Engine:
         with self._lock:
             try:
                 header, results = self._runner.call(
-                    op, arrays, silence_s=self._call_timeout_s, **fields
+                    op, arrays, silence_s=self._silence_s(arrays or {}), **fields
                 )
             except RunnerRefusedError as error:
                 raise UsageError(f"{self.bundle_dir.name}: {error}") from error
             self._position = header["position"]
             return header, results
+
+    def _silence_s(self, arrays: Arrays) -> float:
+        """The longest time without a sign of life: while a canvas is encoded there is none."""
+        tiles = 1
+        if self.vision is not None:
+            pixels = self.vision.tile**2
+            tiles = max([1, *(a[..., 0].size // pixels for a in arrays.values() if a.ndim == 3)])
+        return tiles * self._call_timeout_s
 
     def _integers(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
         """`ids` as int32, each inside the vocabulary (the engine itself reads out of bounds)."""
@@ -335,8 +398,10 @@ class Engine:
             )
         return array.astype(np.int32)
 
-    def _checked(self, ids: Sequence[int]) -> npt.NDArray[np.int32]:
-        """`ids` as `_integers` gives them, not empty, and with room in the context."""
+    def _checked(
+        self, ids: Sequence[int], tiles: Sequence[U8] | U8 | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """`ids` as `_integers` gives them, not empty, with room in the context, and their tiles."""
         array = self._integers(ids)
         if array.size == 0:
             raise UsageError("no token ids were given: an empty prompt has nothing to go on from.")
@@ -347,7 +412,26 @@ class Engine:
                 f"{position} are in use.",
                 "Shorten the prompt, or start anew with reset().",
             )
-        return array
+        return {"ids": array, **self._checked_tiles(array, tiles)}
+
+    def _checked_tiles(
+        self, ids: npt.NDArray[np.int32], tiles: Sequence[U8] | U8 | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        given = [] if tiles is None else list(tiles)
+        if self.vision is None:
+            if given:
+                raise UsageError(f"{self.bundle_dir.name}: this model sees no pictures.")
+            return {}
+        facts = self.vision
+        rules = Vision(facts.image_token, facts.tile, facts.tile_tokens, facts.canvas_tokens)
+        try:
+            rules.runs(ids.tolist(), given)
+        except RefusedError as error:
+            raise UsageError(
+                f"{self.bundle_dir.name}: {error}",
+                "Ids and tiles must be those that the picture processor made for one prompt.",
+            ) from error
+        return {f"tile{i}": np.ascontiguousarray(tile) for i, tile in enumerate(given)}
 
 
 class Generation(Iterator[int]):
@@ -366,14 +450,14 @@ class Generation(Iterator[int]):
     def __init__(
         self,
         engine: Engine,
-        ids: npt.NDArray[np.int32],
+        arrays: Arrays,
         seed: int,
         max_new_tokens: int | None,
         stop_ids: frozenset[int],
     ) -> None:
         self._engine = engine
         self._number = engine._generation
-        self._pending = ids
+        self._pending = arrays
         self._left = max_new_tokens
         self._stop_ids = stop_ids
         self.seed = seed
@@ -392,10 +476,10 @@ class Generation(Iterator[int]):
                 )
             if self._left == 0:
                 return self._finish("length")
-            if engine._position + self._pending.size > engine.context_limit:
+            if engine._position + self._pending["ids"].size > engine.context_limit:
                 return self._finish("context")
             try:
-                header, _ = engine._call("next", {"ids": self._pending})
+                header, _ = engine._call("next", self._pending)
             except BaseException:
                 self.finish_reason = "cancelled"
                 raise
@@ -403,7 +487,7 @@ class Generation(Iterator[int]):
             if token in self._stop_ids:
                 self.stop_token = token
                 return self._finish("stop")
-            self._pending = np.array([token], dtype=np.int32)
+            self._pending = {"ids": np.array([token], dtype=np.int32)}
             if self._left is not None:
                 self._left -= 1
             return token
@@ -455,19 +539,24 @@ def _check_bundle(folder: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
         raise EngineError(f"{folder}: there is no such folder.")
     try:
         config = bundle_config(str(folder), overrides)
-        required = required_weight_bytes(_read_graph(folder / config["llm_model"]))
-        found = (folder / config["llm_weight"]).stat().st_size
+        _check_weights(folder, config["llm_model"], config["llm_weight"])
+        if config.get("is_visual") is True:
+            visual = config["visual_model"]
+            _check_weights(folder, visual, visual + WEIGHT_SUFFIX)
     except RefusedError as error:
         raise _does_not_load(folder, str(error)) from error
     except EngineError as error:
         raise _does_not_load(folder, error.message) from error
     except OSError as error:
         raise _does_not_load(folder, str(error)) from error
-    if found < required:
-        raise _does_not_load(
-            folder, f"{config['llm_weight']} has {found} bytes, the graph reads {required}."
-        )
     return config
+
+
+def _check_weights(folder: Path, graph: str, weights: str) -> None:
+    required = required_weight_bytes(_read_graph(folder / graph))
+    found = (folder / weights).stat().st_size
+    if found < required:
+        raise EngineError(f"{weights} has {found} bytes, the graph reads {required}.")
 
 
 def _read_graph(path: Path) -> bytes:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import itertools
 import json
 import os
 import select
@@ -41,6 +43,13 @@ ARRAY_LIMIT_BYTES = 8 << 30
 CONFIG_LIMIT_BYTES = 64 << 20
 ALL_POSITIONS_BUDGET_BYTES = 32 << 20
 UNQUANTIZED_CACHE = 8
+# Of a runtime, by their numbers in MNN's `HintMode`.
+DYNAMIC_QUANT_OPTIONS, ATTENTION_OPTION = 5, 7
+# Of precision and memory, where a runtime takes them as numbers.
+MODES = {"normal": 0, "high": 1, "low": 2}
+# What the vision's graph calls its input; and those of the part of a graph of canvases that encodes
+# one of several tiles: its number, that it is to go on, and the tiles.
+TILES_INPUT, PART_INPUTS = "pixel_values", ("number", "going", "given")
 ATTENTION_BLOCK = 64
 # Files that a language model needs, and their names where config.json gives none.
 FILE_KEYS = {
@@ -50,6 +59,10 @@ FILE_KEYS = {
     "tokenizer_file": "tokenizer.txt",
     "embedding_file": "embeddings_bf16.bin",
 }
+# Where config.json does not name it; its weights lie beside it.
+VISUAL_MODEL, WEIGHT_SUFFIX = "visual.mnn", ".weight"
+# What the engine takes for a picture or a recording in a text, and reads or downloads.
+MEDIA_MARKS = ("<img>", "<audio>")
 # All else that the engine makes a path of (transformers/llm/engine/src/llmconfig.hpp of MNN 3.6.1).
 # It looks for most of them only where other keys ask for it.
 PATH_KEYS = (
@@ -241,6 +254,10 @@ def bundle_config(folder: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
         # An empty one names the bundle itself, as npu_model_dir does by default.
         if config.get(key, "") != "":
             _plain_name(folder, config, key)
+    if config.get("is_visual") is True:
+        config["visual_model"] = config.get("visual_model", VISUAL_MODEL)
+        for name in (config["visual_model"], config["visual_model"] + WEIGHT_SUFFIX):
+            _check_file(folder, name, "visual_model")
     if config.get("attention_mask") in ("glm", "glm2"):
         raise RefusedError(
             f"{folder}: attention mask {config['attention_mask']!r} is not supported."
@@ -276,8 +293,132 @@ def _check_file(folder: str, name: str, key: str) -> None:
         raise RefusedError(f"{path}: the file is empty ({key} of the bundle).")
 
 
+# --- pictures -----------------------------------------------------------------------------------
+
+
+class Vision:
+    """How pictures stand in the ids: each tile, or each canvas, as a run of image tokens."""
+
+    def __init__(
+        self,
+        image_token: int,
+        tile: int,
+        tile_tokens: int,
+        canvas_tokens: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """tile: pixels a side.  tile_tokens: the length of its run.
+
+        canvas_tokens: where the model takes canvases instead, the length of the run of each, by its
+        rows and columns of tiles (counted from one); 0 for one that it does not take.
+        """
+        self.image_token = image_token
+        self.tile = tile
+        self.tile_tokens = tile_tokens
+        self.canvas_tokens = canvas_tokens
+
+    def runs(self, ids: Sequence[int], tiles: Sequence[npt.NDArray[Any]]) -> list[tuple[int, int]]:
+        """Where the run of each of `tiles` begins in `ids`, and its length; refuses other runs.
+
+        One id alone is no picture: the engine takes its embedding from the table.
+        """
+        lengths = [self.length(tile) for tile in tiles]
+        found: list[tuple[int, int]] = []
+        place = 0
+        while place < len(ids) and len(ids) > 1:
+            end = place
+            while end < len(ids) and ids[end] == self.image_token:
+                end += 1
+            if end > place:
+                wanted = dict(enumerate(lengths)).get(len(found), self.tile_tokens)
+                if end - place != wanted:
+                    raise RefusedError(
+                        f"a run of {end - place} image tokens at {place}; its "
+                        f"{'tile' if self.canvas_tokens is None else 'canvas'} has {wanted}."
+                    )
+                found.append((place, wanted))
+            place = max(end, place + 1)
+        if len(found) != len(tiles):
+            raise RefusedError(
+                f"{len(found)} runs of image tokens, and {len(tiles)} tiles for them."
+            )
+        # There the engine would look up no text, or the last text a second time.
+        if found and (found[0][0] == 0 or sum(found[-1]) == len(ids)):
+            raise RefusedError("a picture needs at least one token before it and one after it.")
+        return found
+
+    def length(self, tile: npt.NDArray[Any]) -> int:
+        """Of the run of a tile or canvas; refuses what is neither, and grids without tokens."""
+        side = self.tile
+        fits = tile.dtype == np.uint8 and tile.ndim == 3 and tile.shape[2] == 3
+        if self.canvas_tokens is None:
+            if not fits or tile.shape[:2] != (side, side):
+                raise RefusedError(
+                    f"tiles must be uint8 [{side}, {side}, 3], found {tile.dtype} "
+                    f"{list(tile.shape)}."
+                )
+            return self.tile_tokens
+        if not fits or tile.shape[0] % side or tile.shape[1] % side or not tile.size:
+            raise RefusedError(
+                f"a canvas must be uint8 [a * {side}, b * {side}, 3], found {tile.dtype} "
+                f"{list(tile.shape)}."
+            )
+        rows, columns = tile.shape[0] // side, tile.shape[1] // side
+        lengths = self.canvas_tokens
+        if rows > len(lengths) or columns > len(lengths[0]) or not lengths[rows - 1][columns - 1]:
+            raise RefusedError(
+                f"a canvas of {rows} x {columns} tiles shows no grid that the model has tokens "
+                f"for; the largest has {len(lengths)} x {len(lengths[0])}."
+            )
+        length: int = lengths[rows - 1][columns - 1]
+        return length
+
+    def cut(self, runs: Sequence[tuple[int, int]], start: int, stop: int, end: int) -> int:
+        """Where a piece that begins at `start` may end: at `stop` if that is between texts.
+
+        Else before it, or where nothing is left before it, after it; `end` is that of all ids.
+        """
+        for place in itertools.chain(range(stop, start, -1), range(stop + 1, end)):
+            if not any(run <= place <= run + length for run, length in runs):
+                return place
+        return end
+
+
+def tile_digest(tile: npt.NDArray[Any]) -> str:
+    """What tells one tile from another, 32 hexadecimal digits (BLAKE2b of its levels)."""
+    return hashlib.blake2b(tile.tobytes(), digest_size=16).hexdigest()
+
+
+def vision_of(folder: str, config: Mapping[str, Any]) -> Vision | None:
+    """What the configuration says of pictures, or None for a model that sees none."""
+    if config.get("is_visual") is not True:
+        return None
+    values = []
+    for name in ("image_pad", "image_size_unit", "image_seq_len"):
+        value = config.get(name)
+        if type(value) is not int or not 1 < value < 1 << 24:
+            raise RefusedError(f"{folder}/llm_config.json: {name} is {value!r:.60}.")
+        values.append(value)
+    image_token, tile, tile_tokens = values
+    canvas_tokens = _canvas_tokens(folder, config.get("canvas_tokens"))
+    return Vision(image_token, tile, tile_tokens, canvas_tokens)
+
+
+def _canvas_tokens(folder: str, rows: Any) -> list[list[int]] | None:
+    if rows is None:
+        return None
+    lists = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
+    if (
+        not lists
+        or not 1 <= len(rows) <= 64
+        or any(len(row) != len(rows[0]) for row in rows)
+        or any(type(n) is not int or not 0 <= n < 1 << 24 for row in rows for n in row)
+    ):
+        raise RefusedError(f"{folder}/llm_config.json: canvas_tokens is {rows!r:.60}.")
+    return list(rows)
+
+
 class Model:
-    """One loaded model and the token ids in its KV cache."""
+    """One loaded model, and the token ids and pictures in its KV cache."""
 
     def __init__(self, folder: str, overrides: Mapping[str, Any], piece_tokens: int) -> None:
         config = bundle_config(folder, overrides)
@@ -299,9 +440,14 @@ class Model:
         self.context_limit: int = config["max_position_embeddings"]
         self.piece_tokens = piece_tokens
         self.tokens: list[int] = []
+        self.vision = vision_of(folder, config)
+        # Of each tile in the cache: where its run begins, and what it shows.
+        self.pictures: list[tuple[int, str]] = []
+        # What `vision_values` opened: names, runtime, module.
+        self.seeing: tuple[list[str], Any, Any] | None = None
         self.all_logits = bool(overrides.get("all_logits", False))
-        self.counters = dict.fromkeys(("prefill_tokens", "decode_tokens"), 0)
-        self.seconds = dict.fromkeys(("prefill_s", "decode_s", "sample_s"), 0.0)
+        self.counters = dict.fromkeys(("prefill_tokens", "decode_tokens", "tiles"), 0)
+        self.seconds = dict.fromkeys(("prefill_s", "decode_s", "sample_s", "vision_s"), 0.0)
         started = time.perf_counter()
         self.llm = self._load(folder, overrides)
         # One token proves that the weights fit the graph, and tells the size of the vocabulary.
@@ -357,22 +503,121 @@ class Model:
                 f"{self.context_limit}."
             )
 
-    def forward(self, ids: Sequence[int], *, all_positions: bool) -> Iterator[F32]:
-        """Feed `ids`, a piece at a time; yields float32 logits [1, vocab] or [piece, vocab]."""
+    def check_pictures(
+        self, ids: Sequence[int], tiles: Sequence[npt.NDArray[Any]]
+    ) -> list[tuple[int, int]]:
+        """Where the runs of the tiles begin in `ids`, and their lengths."""
+        if self.vision is None:
+            if len(tiles):
+                raise RefusedError("this model sees no pictures.")
+            return []
+        return self.vision.runs(ids, tiles)
+
+    def forward(
+        self, ids: Sequence[int], tiles: Sequence[npt.NDArray[Any]], *, all_positions: bool
+    ) -> Iterator[F32]:
+        """Feed `ids`, a piece at a time; yields float32 logits [1, vocab] or [piece, vocab].
+
+        tiles: uint8 [S, S, 3] red, green, blue, one for each run of image tokens; or canvases.
+        """
         self.check_ids(ids)
+        runs = self.check_pictures(ids, tiles)
         step = self.piece_tokens
         if all_positions:
             # Whole attention blocks: then pieces of any such length give the same bits.
             fitting = ALL_POSITIONS_BUDGET_BYTES // (4 * self.vocab_size)
             step = min(step, max(1, fitting // ATTENTION_BLOCK) * ATTENTION_BLOCK)
         kind = "prefill" if len(ids) > 1 else "decode"
-        for start in range(0, len(ids), step):
+        start = 0
+        while start < len(ids):
+            stop = min(start + step, len(ids))
+            if self.vision is not None and stop < len(ids):
+                stop = self.vision.cut(runs, start, stop, len(ids))
+            # The engine drops the embeddings that a call does not use: each piece has its own.
+            for tile, (run, length) in zip(tiles, runs, strict=True):
+                if start <= run < stop:
+                    self._show(tile, self.position + run - start, length)
             began = time.perf_counter()
-            piece = ids[start : start + step]
-            logits = self._run(piece, all_positions=all_positions)
-            self.counters[f"{kind}_tokens"] += len(piece)
+            logits = self._run(ids[start:stop], all_positions=all_positions)
+            self.counters[f"{kind}_tokens"] += stop - start
             self.seconds[f"{kind}_s"] += time.perf_counter() - began
+            start = stop
             yield logits
+
+    def _show(self, tile: npt.NDArray[Any], position: int, length: int) -> None:
+        """Encode a tile or canvas; the engine keeps its embeddings for the next run that is fed."""
+        import MNN.expr as expr
+
+        assert self.vision is not None
+        began = time.perf_counter()
+        height, width = tile.shape[:2]
+        # The engine reads a picture as a file's decoder gives it: blue, green, red.
+        pixels = np.ascontiguousarray(tile[..., ::-1])
+        data = expr.const(pixels, [height, width, 3], expr.NHWC, expr.uint8)
+        ids = self.llm.tokenizer_encode(
+            {
+                "text": "<img>image_0</img>",
+                "images": [{"data": data, "width": width, "height": height}],
+            }
+        )
+        made = list(ids).count(self.vision.image_token)
+        if made != length:
+            kind = "tile" if self.vision.canvas_tokens is None else "canvas"
+            raise FailedError(f"the engine made {made} embeddings of a {kind}, not {length}.")
+        self.pictures.append((position, tile_digest(tile)))
+        self.counters["tiles"] += 1
+        self.seconds["vision_s"] += time.perf_counter() - began
+
+    def vision_values(self, pixels: F32, names: Sequence[str]) -> dict[str, F32]:
+        """Values of the vision's graph for one tile, float32 [1, 3, S, S], with these settings.
+
+        Of a bundle that takes canvases: with the part that encodes a tile in the graph's place.
+        """
+        import MNN.expr as expr
+
+        if self.vision is None:
+            raise RefusedError("this model sees no pictures.")
+        if self.seeing is None or self.seeing[0] != list(names):
+            self.seeing = None
+            self.seeing = (list(names), *self._open_vision(names))
+        module = self.seeing[2]
+        inputs = [expr.const(pixels, list(pixels.shape), expr.NCHW)]
+        if self.vision.canvas_tokens is not None:
+            number, going = (np.array([i], dtype=np.int32) for i in (0, 1))
+            inputs = [expr.const(x, [1], expr.NCHW, expr.int) for x in (number, going)] + inputs
+        outputs = module.forward(inputs)
+        # The native arrays must be gone before their module is.
+        values = {
+            name: np.array(output.read(), dtype=np.float32).reshape(output.shape)
+            for name, output in zip(names, outputs, strict=True)
+        }
+        del outputs
+        return values
+
+    def _open_vision(self, names: Sequence[str]) -> tuple[Any, Any]:
+        """The runtime and the vision's graph, with outputs `names`, as the engine opens it."""
+        import MNN.nn as nn
+
+        settings = self.settings
+        runtime = nn.create_runtime_manager((
+            {
+                "backend": 0, "numThread": settings["thread_num"],
+                "precision": MODES[str(settings["precision"])],
+                "memory": MODES[str(settings["memory"])],
+            },
+        ))  # fmt: skip
+        runtime.set_hint(ATTENTION_OPTION, settings["attention_mode"])
+        runtime.set_hint(DYNAMIC_QUANT_OPTIONS, settings["dynamic_option"])
+        path = os.path.join(self.folder, self.config["visual_model"])
+        takes_canvas = self.vision is not None and self.vision.canvas_tokens is not None
+        given = PART_INPUTS if takes_canvas else (TILES_INPUT,)
+        module = nn.load_module_from_file(
+            path, list(given), list(names), runtime_manager=runtime, shape_mutable=True,
+            rearrange=True,
+        )  # fmt: skip
+        if module is None:
+            raise FailedError(f"{path}: the engine could not load this graph.")
+        return runtime, module
 
     def _run(self, ids: Sequence[int], *, all_positions: bool) -> F32:
         """One call of the engine: logits [len(ids) or 1, vocab]."""
@@ -402,6 +647,7 @@ class Model:
     def reset(self) -> None:
         self.llm.reset()
         self.tokens = []
+        self.pictures = []
 
     def rewind(self, position: int) -> None:
         """Forget all but the first `position` tokens."""
@@ -416,6 +662,7 @@ class Model:
                 raise RefusedError("a quantized KV cache cannot be rewound exactly; reset it.")
             self.llm.erase_history(position, 0)
             self.tokens = self.tokens[:position]
+            self.pictures = [entry for entry in self.pictures if entry[0] < position]
 
     def go_back(self, position: int) -> None:
         """As `rewind`, or to the beginning where only that is exact."""
@@ -465,14 +712,17 @@ class Server:
             return self.load(request), {}
         if self.model is None:
             raise RefusedError("no model is loaded.")
+        if op == "vision_values":
+            return {}, self.model.vision_values(arrays["pixels"], request["names"])
         ids: list[int] = arrays["ids"].tolist() if "ids" in arrays else []
+        tiles = [arrays[f"tile{i}"] for i in range(len(arrays) - ("ids" in arrays))]
         if op == "forward":
-            return self.forward(self.model, ids, request["all_positions"])
+            return self.forward(self.model, ids, tiles, request["all_positions"])
         if op == "begin":
             self.sampler = Sampler(request["options"], self.model.vocab_size, self.model.tokens)
             return {}, {}
         if op == "next":
-            return self.next_token(self.model, ids), {}
+            return self.next_token(self.model, ids, tiles), {}
         if op == "reset":
             self.model.reset()
             return {}, {}
@@ -492,13 +742,14 @@ class Server:
             "vocab_size": model.vocab_size,
             "context_limit": model.context_limit,
             "settings": model.settings,
+            "vision": None if model.vision is None else vars(model.vision),
         }
 
     def forward(
-        self, model: Model, ids: list[int], all_positions: bool
+        self, model: Model, ids: list[int], tiles: Sequence[npt.NDArray[Any]], all_positions: bool
     ) -> tuple[dict[str, Any], Arrays]:
         logits = None
-        for logits in self.pieces(model, ids, all_positions):
+        for logits in self.pieces(model, ids, tiles, all_positions):
             if all_positions:
                 self.reply({"partial": True}, {"logits": logits})
             elif len(ids) > model.piece_tokens:
@@ -507,13 +758,16 @@ class Server:
             return {}, {}
         return {}, {"logits": logits[-1]}
 
-    def next_token(self, model: Model, ids: list[int]) -> dict[str, Any]:
+    def next_token(
+        self, model: Model, ids: list[int], tiles: Sequence[npt.NDArray[Any]]
+    ) -> dict[str, Any]:
         if self.sampler is None:
             raise RefusedError("no generation was begun.")
         model.check_ids(ids)
+        model.check_pictures(ids, tiles)
         self.sampler.seen[np.asarray(ids)] = True
         last = np.empty((0, 0), dtype=np.float32)
-        for logits in self.pieces(model, ids, False):
+        for logits in self.pieces(model, ids, tiles, False):
             last = logits
             if len(ids) > model.piece_tokens:
                 self.reply({"partial": True}, {})
@@ -522,10 +776,12 @@ class Server:
         model.seconds["sample_s"] += time.perf_counter() - began
         return {"token": token}
 
-    def pieces(self, model: Model, ids: list[int], all_positions: bool) -> Iterator[F32]:
+    def pieces(
+        self, model: Model, ids: list[int], tiles: Sequence[npt.NDArray[Any]], all_positions: bool
+    ) -> Iterator[F32]:
         """Logits piece by piece; the cache goes back when the caller gives up."""
         start = model.position
-        for logits in model.forward(ids, all_positions=all_positions):
+        for logits in model.forward(ids, tiles, all_positions=all_positions):
             yield logits
             if model.position < start + len(ids) and self.another_request_waits():
                 model.go_back(start)
@@ -547,8 +803,11 @@ class Server:
     ) -> tuple[dict[str, Any], Arrays]:
         """The engine's own tokenizer and chat template."""
         if op == "tokens":
-            return {}, {"ids": np.asarray(model.tokens, dtype=np.int32)}
+            ids_array = np.asarray(model.tokens, dtype=np.int32)
+            return {"pictures": model.pictures}, {"ids": ids_array}
         if op == "tokenize":
+            if model.vision is not None and any(m in request["text"] for m in MEDIA_MARKS):
+                raise RefusedError("the engine would open the file or address in this text.")
             ids = model.llm.tokenizer_encode(request["text"])
             return {}, {"ids": np.asarray(ids, dtype=np.int32)}
         if op == "detokenize":
@@ -664,7 +923,8 @@ def write_frame(fd: int, header: Mapping[str, Any], arrays: Arrays) -> None:
             done += os.write(fd, view[done:])
 
 
-def main() -> None:
+def main(server: type[Server] = Server) -> None:
+    """Turn this process into a runner whose requests `server` answers."""
     requests_fd = os.dup(0)
     replies_fd = os.dup(1)
     os.dup2(2, 1)
@@ -683,7 +943,7 @@ def main() -> None:
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         sys.path.pop(0)
     with contextlib.suppress(BrokenPipeError):
-        Server(requests_fd, replies_fd).serve()
+        server(requests_fd, replies_fd).serve()
     # No interpreter shutdown: destructors of the native code have nothing to add.
     os._exit(0)
 

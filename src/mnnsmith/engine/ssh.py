@@ -78,13 +78,13 @@ class SshDevice:
         port = "" if self.port is None else f":{self.port}"
         return f"ssh:{self.host}{port}{self.folder or ''}"
 
-    def launch(self) -> Launch:
+    def launch(self, script: Path = RUNNER) -> Launch:
         """Check what the host has, and copy the runner.
 
         Raises MissingResourceError that names what it lacks, EngineError when it does not answer.
         """
-        folder = self._copy([RUNNER])
-        return Launch(self._command(_RUN, f"{folder}/{RUNNER.name}"))
+        folder = self._copy(sorted({RUNNER, script}))
+        return Launch(self._command(_RUN, f"{folder}/{script.name}"))
 
     def send(self, bundle: Path) -> str:
         return self._copy(sorted(path for path in bundle.iterdir() if path.is_file()))

@@ -7,6 +7,7 @@ engine itself would compute garbage or crash.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -15,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.errors import ConversionError
-from mnnsmith.graph.values import Dim, DType, Layout, Value
-from mnnsmith.graph.weights import ConstantSlot, Slot, Table
+from mnnsmith.graph.values import Dim, DType, Layout, Value, multiple, split_dimension
+from mnnsmith.graph.weights import ConstantSlot, Slot, StoredRows, Table
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class GraphCore:
             "values": Table(np.ascontiguousarray(values, dtype=np.float32))
         })  # fmt: skip
 
-    def constant(self, name: str, slot: ConstantSlot) -> Value:
-        """A tensor of the checkpoint as a float32 constant."""
+    def constant(self, name: str, slot: ConstantSlot | StoredRows) -> Value:
+        """A tensor of the checkpoint, or rows of one, as a float32 constant."""
         return self.add(
             "table", name, (), [(slot.shape, Layout.NCHW, DType.FLOAT)], slots={"values": slot}
         )
@@ -146,24 +147,37 @@ class GraphCore:
         return self.add("convert", name, (x,), [(shape, layout, x.dtype)])
 
     def reshape(self, x: Value, shape: Sequence[Dim], name: str) -> Value:
-        """Give a new shape; at most one dimension is symbolic. The layout tag stays."""
+        """Give a new shape; the layout tag stays.
+
+        At run time one unknown dimension follows from the size of all; others must stand where they
+        stand in `x`.
+        """
         if x.layout is Layout.NC4HW4:
             self.fail(name, f"{x}: convert the layout before reshaping")
-        if sum(isinstance(d, str) for d in shape) > 1:
+        unknown = [axis for axis, dim in enumerate(shape) if isinstance(dim, str)]
+        kept = [i for i in unknown if i < len(x.shape) and x.shape[i] == shape[i]]
+        if len(unknown) - len(kept) > 1:
             self.fail(name, f"more than one unknown dimension in {tuple(shape)}")
         if _known_size(x.shape) != _known_size(shape) or _symbols(x.shape) != _symbols(shape):
             self.fail(name, f"cannot reshape {x} to {tuple(shape)}")
-        return self.add("reshape", name, (x,), [(tuple(shape), x.layout, x.dtype)])
+        # A single one needs no copy, wherever it stands.
+        copied = tuple(kept) if len(unknown) > 1 else ()
+        return self.add(
+            "reshape", name, (x,), [(tuple(shape), x.layout, x.dtype)], {"copied": copied}
+        )
 
     def to_channels(self, x: Value, width: int, name: str) -> Value:
-        """Any [seq, width] tensor to the packed form [seq, width, 1, 1] that linear layers take.
+        """Any [..., width] tensor to the packed form [rows, width, 1, 1] that linear layers take.
 
         Tensors tagged NHWC (outputs of rope and attention) keep their channel last.
         """
-        seq = _symbol(x, name)
-        shape: tuple[Dim, ...] = (seq, width, 1, 1)
+        symbol, known = _symbol(x, name), _known_size(x.shape)
+        if known % width:
+            self.fail(name, f"{x} holds no whole rows of {width}")
+        rows = multiple(known // width, symbol)
+        shape: tuple[Dim, ...] = (rows, width, 1, 1)
         if x.layout is Layout.NHWC:
-            shape = (seq, 1, 1, width)
+            shape = (rows, 1, 1, width)
         flat = self.reshape(x, shape, f"{name}/flat")
         return self.convert(flat, Layout.NC4HW4, name)
 
@@ -172,24 +186,59 @@ class GraphCore:
         self.expect_channels(x, name)
         return self.reshape(self.convert(x, Layout.NCHW, f"{name}/nchw"), shape, name)
 
-    def slice(self, x: Value, begin: int | Value, end: int, axis: int, name: str) -> Value:
-        """x[begin:end] along one axis; `begin` may be a run-time value of shape [1]."""
-        size: Dim = "selected"
-        if isinstance(begin, int):
+    def transpose(self, x: Value, order: Sequence[int], name: str) -> Value:
+        """Dimension i of the result is dimension order[i] of a plain tensor."""
+        if x.layout is not Layout.NCHW or sorted(order) != list(range(len(x.shape))):
+            self.fail(name, f"cannot reorder the dimensions of {x} as {list(order)}")
+        shape = tuple(x.shape[axis] for axis in order)
+        return self.add(
+            "transpose", name, (x,), [(shape, x.layout, x.dtype)], {"order": tuple(order)}
+        )
+
+    def slice(
+        self,
+        x: Value,
+        begin: int | Value,
+        end: int | Value,
+        axis: int,
+        name: str,
+        size: str = "selected",
+    ) -> Value:
+        """x[begin:end] along one axis.
+
+        begin, end: may be run-time int32 values of shape [1]; the axis then has the unknown `size`.
+        """
+        length: Dim = size
+        if isinstance(begin, int) and isinstance(end, int):
             full = x.shape[axis]
             if not 0 <= begin < end or (isinstance(full, int) and end > full):
                 self.fail(name, f"slice [{begin}:{end}] is outside of axis {axis} of {x}")
-            size = end - begin
-        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-        first = begin if isinstance(begin, Value) else self.integers([begin])
-        inputs = (x, first, self.integers([end]), self.integers([axis]), self.integers([1]))
+            length = end - begin
+        bounds = [b if isinstance(b, Value) else self.integers([b]) for b in (begin, end)]
+        for bound in bounds:
+            if bound.dtype is not DType.INT32:
+                self.fail(name, f"{bound}: bounds are int32")
+        shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
+        inputs = (x, *bounds, self.integers([axis]), self.integers([1]))
         return self.add("slice", name, inputs, [(shape, x.layout, x.dtype)])
 
-    def concat(self, xs: Sequence[Value], axis: int, name: str) -> Value:
-        """Join along one axis; the result has the layout tag of the first."""
+    def size(self, x: Value, axis: int, name: str) -> Value:
+        """How long one axis of a plain tensor is at run time, int32 [1]."""
+        if x.layout is not Layout.NCHW or not 0 <= axis < len(x.shape):
+            self.fail(name, f"cannot tell the size of axis {axis} of {x}")
+        sizes = self.add(
+            "shape", f"{name}/all", (x,), [((len(x.shape),), Layout.NCHW, DType.INT32)]
+        )
+        return self.gather(sizes, self.integers([axis]), name)
+
+    def concat(self, xs: Sequence[Value], axis: int, name: str, size: str | None = None) -> Value:
+        """Join along one axis; the result has the layout tag of the first.
+
+        size: the name of the sum where one of the parts is of unknown size.
+        """
         first = xs[0]
         axis %= len(first.shape)
-        total = 0
+        total: Dim = 0
         for x in xs:
             same = x.shape[:axis] + x.shape[axis + 1 :] == (
                 first.shape[:axis] + first.shape[axis + 1 :]
@@ -197,10 +246,13 @@ class GraphCore:
             mixed = x.layout is not first.layout and Layout.NC4HW4 in (x.layout, first.layout)
             if not same or mixed:
                 self.fail(name, f"cannot join {first} and {x} on axis {axis}")
-            size = x.shape[axis]
-            if isinstance(size, str):
+            part = x.shape[axis]
+            if isinstance(part, int) and isinstance(total, int):
+                total += part
+            elif size is None:
                 self.fail(name, f"axis {axis} of {x} is unknown")
-            total += size
+            else:
+                total = size
         shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
         return self.add("concat", name, xs, [(shape, first.layout, first.dtype)], {"axis": axis})
 
@@ -266,11 +318,11 @@ class GraphCore:
 
 
 def _known_size(shape: Sequence[Dim]) -> int:
-    return int(np.prod([d for d in shape if isinstance(d, int)], dtype=np.int64))
+    return math.prod(split_dimension(d)[0] for d in shape)
 
 
 def _symbols(shape: Sequence[Dim]) -> list[str]:
-    return sorted(d for d in shape if isinstance(d, str))
+    return sorted(symbol for d in shape for symbol in split_dimension(d)[1].split("*") if symbol)
 
 
 def _symbol(x: Value, name: str) -> str:

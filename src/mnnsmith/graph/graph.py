@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mnnsmith.graph.core import GraphCore
-from mnnsmith.graph.values import Dim, DType, Layout, Value
+from mnnsmith.graph.values import Dim, DType, Layout, Value, multiple, split_dimension
 from mnnsmith.graph.weights import MatrixSlot, Slot, VectorSlot
 
 
@@ -116,6 +116,37 @@ class Graph(GraphCore):
         )  # fmt: skip
         return total, self.values[total.index + 1]
 
+    def layer_norm(
+        self, x: Value, gain: VectorSlot, bias: VectorSlot, epsilon: float, name: str
+    ) -> Value:
+        """(x - mean) / sqrt(variance + epsilon) * gain + bias, by row (Ba et al. 2016)."""
+        self.expect_channels(x, name, gain.size)
+        if bias.size != gain.size:
+            self.fail(name, f"bias {bias.tensor} has {bias.size} elements, not {gain.size}")
+        return self.add(
+            "layer_norm", name, (x,), [(x.shape, x.layout, x.dtype)],
+            {"epsilon": epsilon}, {"gain": gain, "bias": bias},
+        )  # fmt: skip
+
+    def add_layer_norm(
+        self,
+        x: Value,
+        residual: Value,
+        gain: VectorSlot,
+        bias: VectorSlot,
+        epsilon: float,
+        name: str,
+    ) -> tuple[Value, Value]:
+        """(x + residual, layer_norm(x + residual)) in one operator."""
+        for part in (x, residual):
+            self.expect_channels(part, name, gain.size)
+        out = (x.shape, x.layout, x.dtype)
+        total = self.add(
+            "layer_norm", name, (x, residual), [out, out],
+            {"epsilon": epsilon}, {"gain": gain, "bias": bias}, suffixes=("/sum", ""),
+        )  # fmt: skip
+        return total, self.values[total.index + 1]
+
     def rope(
         self,
         q: Value,
@@ -193,6 +224,51 @@ class Graph(GraphCore):
             "attention", name, (q, k, v, mask), [(shape, layout, DType.FLOAT)],
             {"layer": layer, "scale": scale, "kv_heads": kv_heads, "head_dim": head_dim},
         )  # fmt: skip
+
+    def full_attention(
+        self, q: Value, k: Value, v: Value, mask: Value, *, scale: float, name: str
+    ) -> Value:
+        """softmax(q k^T * scale + mask) v without a cache: every position sees every other.
+
+        q, k, v [1, tokens, heads, head_dim], mask [1, 1, tokens, tokens].  Heads know nothing of
+        each other, so those of several pictures may stand side by side.
+        -> [1, tokens, heads*head_dim].
+        """
+        for x in (q, k, v):
+            if len(x.shape) != 4 or x.shape != q.shape or x.shape[0] != 1:
+                self.fail(name, f"{x}: expected [1, tokens, heads, head_dim]")
+        _, tokens, heads, width = q.shape
+        if mask.shape != (1, 1, tokens, tokens) or not isinstance(width, int):
+            self.fail(name, f"{mask} is no mask of {q}")
+        known, symbol = split_dimension(heads)
+        shape: tuple[Dim, ...] = (1, tokens, multiple(known * width, symbol))
+        return self.add(
+            "full_attention", name, (q, k, v, mask), [(shape, q.layout, DType.FLOAT)],
+            {"scale": scale},
+        )  # fmt: skip
+
+    def repeat(self, count: Value, x: Value, body: Graph, size: str, name: str) -> Value:
+        """body(0, x), body(1, x), .. one after the other, stacked: [count, *shape of one].
+
+        count: int32 [1]; size: its name as a dimension.
+        body: a graph with inputs number [] int32, going [1] int32, and one of the shape of x; its
+        outputs are the latter two as they came, then the result.
+        """
+        inputs = [node.outputs[0] for node in body.nodes if node.kind == "input"]
+        given = [(v.shape, v.dtype) for v in inputs]
+        wanted = [((), DType.INT32), ((1,), DType.INT32), (x.shape, x.dtype)]
+        if given != wanted or body.outputs[:2] != inputs[1:] or len(body.outputs) != 3:
+            self.fail(name, f"{body.name} cannot be repeated over {x}")
+        if count.shape != (1,) or count.dtype is not DType.INT32:
+            self.fail(name, f"{count} is no count")
+        result = body.outputs[2]
+        shape: tuple[Dim, ...] = (size, *result.shape)
+        given_back = self.add(
+            "repeat", name, (count, self.integers([1]), x),
+            [(x.shape, x.layout, x.dtype), (shape, result.layout, result.dtype)],
+            suffixes=("/given", ""), graphs=(body,),
+        )  # fmt: skip
+        return self.values[given_back.index + 1]
 
     def mixture(
         self, x: Value, weights: Value, ids: Value, experts: Sequence[Graph], layer: int, name: str

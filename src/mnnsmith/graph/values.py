@@ -6,8 +6,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-# A dimension is a size, or the name of a size that is known at run time only ("seq", "context").
+# A dimension is a size, or the name of a size that is known at run time only ("seq", "context"),
+# or a product of such names and a size, as `multiple` writes it.
 Dim: TypeAlias = int | str
+
+
+def multiple(count: int, symbol: str) -> Dim:
+    """A dimension of `count` times a size that is known at run time only."""
+    return symbol if count == 1 else f"{count}*{symbol}"
+
+
+def split_dimension(dim: Dim) -> tuple[int, str]:
+    """A dimension as (known factor, names); no name where all is known, "a*b" for a product."""
+    if isinstance(dim, int):
+        return dim, ""
+    factor, star, symbol = dim.partition("*")
+    return (int(factor), symbol) if star and factor.isdigit() else (1, dim)
 
 
 class Layout(Enum):

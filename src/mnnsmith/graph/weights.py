@@ -21,6 +21,8 @@ class Role(str, Enum):
     ATTENTION = "attention"
     MLP = "mlp"
     EXPERT = "expert"
+    VISION = "vision"
+    PATCH = "patch"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class MatrixSlot:
     layer: index of the block that it belongs to, None outside of the blocks.
     heads: which rows of each head it takes, counted from `first_row`; None takes them in order.
     transposed: the tensor's part is [cols, rows].
+    kernel: the shape that a row has in the tensor where that is a convolution's,
+    [channels, height, width]; its product is `cols`.
     """
 
     tensor: str
@@ -64,6 +68,7 @@ class MatrixSlot:
     first_row: int = 0
     heads: HeadRows | None = None
     transposed: bool = False
+    kernel: tuple[int, ...] = ()
 
     def source_rows(self) -> npt.NDArray[np.int64]:
         """Rows of the tensor that the slot takes, in the slot's order (before transposing)."""
@@ -74,9 +79,9 @@ class MatrixSlot:
         )
 
     @property
-    def source_cols(self) -> int:
-        """Width of the tensor that the slot takes rows of."""
-        return self.rows if self.transposed else self.cols
+    def source_width(self) -> tuple[int, ...]:
+        """Shape of one of the tensor's rows that the slot takes."""
+        return self.kernel or ((self.rows if self.transposed else self.cols),)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,22 @@ class ConstantSlot:
 
     tensor: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of the embedding as the bundle stores it, and so as the engine looks them up.
+
+    tensor: the embedding's name.  rows: which of its rows, in this order.
+    """
+
+    tensor: str
+    rows: tuple[int, ...]
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), self.width
 
 
 @dataclass(frozen=True)
@@ -107,4 +128,4 @@ class Table:
     values: npt.NDArray[np.float32]
 
 
-Slot: TypeAlias = MatrixSlot | VectorSlot | ConstantSlot | Table
+Slot: TypeAlias = MatrixSlot | VectorSlot | ConstantSlot | StoredRows | Table

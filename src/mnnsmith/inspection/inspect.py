@@ -92,6 +92,16 @@ class RecipeSummary:
 
 
 @dataclass(frozen=True)
+class VisionSummary:
+    """What sees pictures: its size, and that of a tile in pixels a side and tokens."""
+
+    layers: int
+    hidden_size: int
+    tile: int
+    tile_tokens: int
+
+
+@dataclass(frozen=True)
 class Inspection:
     """A model before conversion.
 
@@ -101,7 +111,7 @@ class Inspection:
     convert_bytes: estimated peak memory of a conversion, whatever the recipe, with the engine that
     the result is loaded in at its end.
     active_parameters: those that one token uses; an embedding counts as one row.
-    experts: of a mixture of experts, else None.
+    experts: of a mixture of experts, else None.  vision: of a model that sees, else None.
     """
 
     origin: str
@@ -126,6 +136,7 @@ class Inspection:
     notes: tuple[str, ...] = ()
     active_parameters: int = 0
     experts: Experts | None = None
+    vision: VisionSummary | None = None
 
 
 def inspect(model: str | Path, *, revision: str | None = None, offline: bool = False) -> Inspection:
@@ -179,8 +190,15 @@ def inspect(model: str | Path, *, revision: str | None = None, offline: bool = F
         + _PROOF_BASE_BYTES + max(held for _, held in recipes),
         recipes=tuple(summary for summary, _ in recipes),
         notes=notes,
-        active_parameters=used.parameters, experts=used.experts,
+        active_parameters=used.parameters, experts=used.experts, vision=_vision(built),
     )  # fmt: skip
+
+
+def _vision(model: LanguageModel) -> VisionSummary | None:
+    seen = model.vision
+    if seen is None:
+        return None
+    return VisionSummary(seen.layers, seen.hidden_size, seen.tile, seen.tile_tokens)
 
 
 def _dtypes(checkpoint: Checkpoint) -> dict[str, int]:
@@ -223,15 +241,15 @@ def _recipe(name: str, model: LanguageModel, checkpoint: Checkpoint) -> tuple[Re
         return RecipeSummary(name, 0, 0.0, 0, problem), 0
     used = activity(model, plan)
     rest = run_bytes(0, model.kv_bytes_per_token(2), model.max_context) + used.module_bytes
-    needed = rest + plan.weight_bytes
+    needed = rest + plan.all_bytes
     if used.experts is not None:
         needed = rest + used.held_bytes + used.expert_bytes
     held = used.held_bytes + used.expert_bytes + used.module_bytes
     summary = RecipeSummary(
-        name, plan.weight_bytes, _bits_per_weight(plan), needed, None, used.read_bytes,
+        name, plan.all_bytes, _bits_per_weight(plan), needed, None, used.read_bytes,
         _mapped(used, rest) if plan.all_integer else None,
     )  # fmt: skip
-    return summary, held if plan.weight_bytes <= LOAD_LIMIT_BYTES else 0
+    return summary, held if plan.all_bytes <= LOAD_LIMIT_BYTES else 0
 
 
 def _mapped(used: Activity, rest: int) -> MappedMemory | None:
@@ -248,20 +266,22 @@ def _mapped(used: Activity, rest: int) -> MappedMemory | None:
 
 
 def _bits_per_weight(plan: Plan) -> float:
-    stored = sum(t.record.codes_bytes + t.record.scales_bytes for t in plan.matrices)
-    return 8 * stored / sum(t.slot.rows * t.slot.cols for t in plan.matrices)
+    tasks = [task for part in plan.files for task in part.matrices]
+    stored = sum(t.record.codes_bytes + t.record.scales_bytes for t in tasks)
+    return 8 * stored / sum(t.slot.rows * t.slot.cols for t in tasks)
 
 
 def _roles(model: LanguageModel, checkpoint: Checkpoint) -> dict[str, RoleSummary]:
     """Tensors by role; a head that is the embedding counts there, all vectors together."""
     names: dict[str, set[str]] = defaultdict(set)
     names[model.embedding.role.value].add(model.embedding.tensor)
-    for node in model.graph.all_nodes():
+    routers = {node.name for node in model.graph.nodes}
+    for node in model.all_nodes():
         for slot in node.slots.values():
             if isinstance(slot, MatrixSlot):
                 names[slot.role.value].add(slot.tensor)
             elif isinstance(slot, ConstantSlot):
-                names["routers"].add(slot.tensor)
+                names["routers" if node.name in routers else "positions"].add(slot.tensor)
     matrices = set().union(*names.values())
     if model.tied:
         names["head"].discard(model.head.tensor)

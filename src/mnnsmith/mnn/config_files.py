@@ -11,6 +11,8 @@ from mnnsmith.mnn.weight_records import MatrixRecord, embedding_entry
 MODEL_FILE = "llm.mnn"
 WEIGHT_FILE = "llm.mnn.weight"
 TOKENIZER_FILE = "tokenizer.mtok"
+VISION_MODEL_FILE = "visual.mnn"
+VISION_WEIGHT_FILE = "visual.mnn.weight"
 
 # Run-time quantization of activations per block of a row: the engine's own default (per row) loses
 # most of what a good weight quantization keeps.
@@ -21,13 +23,17 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the engine must be told of a model."""
+    """What the engine must be told of a model.
+
+    attention_scale: None leaves the engine at 1/sqrt(head_dim), whatever a graph's heads are: with
+    a number, it would use that for the heads of the vision too.
+    """
 
     model_type: str
     hidden_size: int
     layers: int
     max_context: int
-    attention_scale: float
+    attention_scale: float | None
     sliding_window: int | None
     kv_heads: int
     head_dim: int
@@ -50,10 +56,11 @@ def llm_config(
         "attention_type": "full" if facts.sliding_window is None else "mix",
         "is_mrope": False,
         "max_position_embeddings": facts.max_context,
-        "attn_scale": facts.attention_scale,
         "key_value_shape": [2, 1, 0, facts.kv_heads, facts.head_dim],
         "tie_embeddings": embedding_entry(embedding),
     }
+    if facts.attention_scale is not None:
+        config["attn_scale"] = facts.attention_scale
     if facts.sliding_window is not None:
         config["sliding_window"] = facts.sliding_window
     if chat_template is not None:
@@ -63,6 +70,52 @@ def llm_config(
             "eos": eos_token or "",
         }
     return config
+
+
+@dataclass(frozen=True)
+class PictureFacts:
+    """What the engine must be told of pictures.
+
+    A value is (level - mean) * norm, red, green, blue.  tile: pixels a side; tile_tokens:
+    embeddings of it.  The tokens: `image` stands for one embedding, `fake` before and after a
+    tile, `whole` before the tile that shows the whole picture.
+    """
+
+    mean: tuple[float, ...]
+    norm: tuple[float, ...]
+    tile: int
+    tile_tokens: int
+    longest_edge: int
+    image_token: int
+    fake_token: int
+    whole_token: int
+
+
+def picture_config(
+    facts: PictureFacts, canvas_tokens: list[list[int]] | None = None
+) -> dict[str, Any]:
+    """The keys of `llm_config.json` for pictures.
+
+    `image_size` is the size that the engine itself brings a picture to where the prompt says none:
+    one tile, not split.  `image_seq_len` and `canvas_tokens` are for mnnsmith's own run time.
+
+    canvas_tokens: embeddings of a canvas by its rows and columns of tiles, where `visual.mnn` takes
+    such; they leave out the first and the last token, which the engine puts around them.
+    """
+    config: dict[str, Any] = {
+        "is_visual": True,
+        "image_mean": list(facts.mean),
+        "image_norm": list(facts.norm),
+        "image_size": facts.tile,
+        "image_size_unit": facts.tile,
+        "image_max_size": facts.longest_edge,
+        "image_seq_len": facts.tile_tokens,
+        "vision_start": facts.fake_token,
+        "vision_end": facts.fake_token,
+        "image_pad": facts.image_token,
+        "global_image": facts.whole_token,
+    }
+    return config if canvas_tokens is None else {**config, "canvas_tokens": canvas_tokens}
 
 
 def run_config(

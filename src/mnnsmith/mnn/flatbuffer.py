@@ -49,6 +49,11 @@ class Reader:
             for item in self._vector(self.indirect(place), 4):
                 yield self.indirect(item)
 
+    def int32s(self, place: int) -> Iterator[int]:
+        """The numbers of a list."""
+        for item in self._vector(place, 4):
+            yield self.read("<i", item)
+
     def int64s(self, place: int) -> Iterator[int]:
         """The numbers of a list."""
         for item in self._vector(place, 8):

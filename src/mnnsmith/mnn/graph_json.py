@@ -130,7 +130,18 @@ def _convert(node: Node, _: Weights) -> _Emitted:
 
 
 def _reshape(node: Node, _: Weights) -> _Emitted:
-    return "Reshape", "Reshape", {"dims": _dims(node), "dimType": "NCHW"}
+    # 0 copies the dimension at the same place, -1 is what is left.
+    copied = node.attributes["copied"]
+    dims = [0 if axis in copied else dim for axis, dim in enumerate(_dims(node))]
+    return "Reshape", "Reshape", {"dims": dims, "dimType": "NCHW"}
+
+
+def _shape(_: Node, __: Weights) -> _Emitted:
+    return "Shape", "NONE", None
+
+
+def _transpose(node: Node, _: Weights) -> _Emitted:
+    return "Permute", "Permute", {"dims": list(node.attributes["order"])}
 
 
 def _slice(node: Node, _: Weights) -> _Emitted:
@@ -202,6 +213,11 @@ def _mixture(node: Node, _: Weights) -> _Emitted:
     return "MoE", "Extra", {"attr": [{"key": key, "i": value} for key, value in fields]}
 
 
+def _repeat(node: Node, _: Weights) -> _Emitted:
+    # Without a condition's graph the engine takes count, condition and values in, and out.
+    return "While", "WhileParam", {"body_graph": node.graphs[0].name}
+
+
 def _linear(node: Node, weights: Weights) -> _Emitted:
     record = weights.matrix(node, "weight")
     common = {
@@ -224,6 +240,16 @@ def _rms_norm(node: Node, weights: Weights) -> _Emitted:
     return "LayerNorm", "LayerNorm", {
         "axis": [-1], "epsilon": node.attributes["epsilon"], "group": 1,
         "external": [record.offset, half, half], "useRMSNorm": True,
+    }  # fmt: skip
+
+
+def _layer_norm(node: Node, weights: Weights) -> _Emitted:
+    gain, bias = (weights.vector(node, part) for part in ("gain", "bias"))
+    if bias.offset != gain.offset + gain.nbytes:
+        raise ConversionError(f"{node.name}: gain and bias must stand side by side.")
+    return "LayerNorm", "LayerNorm", {
+        "axis": [-1], "epsilon": node.attributes["epsilon"], "group": 1,
+        "external": [gain.offset, gain.nbytes, bias.nbytes], "useRMSNorm": False,
     }  # fmt: skip
 
 
@@ -252,11 +278,19 @@ def _attention(node: Node, _: Weights) -> _Emitted:
     }  # fmt: skip
 
 
+def _full_attention(node: Node, _: Weights) -> _Emitted:
+    return "Attention", "AttentionParam", {
+        "kv_cache": False, "layer_index": -1, "kv_shared_layer_index": -1, "output_c4": False,
+        "attnScale": node.attributes["scale"],
+    }  # fmt: skip
+
+
 _BINARY = {
     "add": "ADD",
     "subtract": "SUB",
     "multiply": "MUL",
     "divide": "REALDIV",
+    "minimum": "MINIMUM",
     "equal": "EQUAL",
     # b * sigmoid(b) * a
     "multiply_silu": "MUL_SILU",
@@ -265,6 +299,7 @@ _UNARY = {
     # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     "gelu_tanh": "GELU",
     "sigmoid": "SIGMOID",
+    "square": "SQUARE",
 }
 _REDUCE = {"sum": "SUM", "maximum": "MAXIMUM"}
 
@@ -274,6 +309,8 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "table": _table,
     "convert": _convert,
     "reshape": _reshape,
+    "shape": _shape,
+    "transpose": _transpose,
     "slice": _slice,
     "concat": _concat,
     "gather": _gather,
@@ -288,8 +325,11 @@ _EMIT: dict[str, Callable[[Node, Weights], _Emitted]] = {
     "gather_last": _gather_last,
     "matmul_transposed": _matmul_transposed,
     "mixture": _mixture,
+    "repeat": _repeat,
     "linear": _linear,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "rope": _rope,
     "attention": _attention,
+    "full_attention": _full_attention,
 }

@@ -15,7 +15,9 @@ from mnnsmith.errors import BundleError
 from mnnsmith.mnn.flatbuffer import Reader
 
 _FIELDS = 12
-_OPERATORS, _TENSOR_NAMES, _TENSOR_COUNT = 3, 7, 8
+_OPERATORS, _TENSOR_NAMES, _TENSOR_COUNT, _PARTS = 3, 7, 8, 10
+# Of a sub-graph.
+_PART_NAME, _PART_TENSOR_NAMES, _PART_OPERATORS = 0, 3, 4
 # One byte each; all others are offsets.
 _FORWARD_TYPE, _SOURCE, _USAGE = 5, 6, 9
 # Of the widest number in the files: whatever lies between them keeps it.
@@ -23,38 +25,57 @@ _ALIGNMENT = 16
 _DAMAGED = "the graph file is damaged: an offset points outside of it."
 
 
-def tensor_names(net: bytes) -> list[str]:
+def tensor_names(net: bytes, part: str | None = None) -> list[str]:
     """The names of a graph's tensors; a tensor's index is its place in the list.
 
-    Raises BundleError for what is no flatbuffer.
+    part: of this sub-graph.
+
+    Raises BundleError for what is no flatbuffer, or has no such part.
     """
     reader = Reader(net)
     try:
-        places = reader.tables(reader.indirect(0), _TENSOR_NAMES)
+        _, places = _lists(reader, part)
         return [reader.string(place).decode("utf-8", "replace") for place in places]
     except (struct.error, OverflowError) as error:
         raise BundleError(_DAMAGED) from error
 
 
-def extend_net(net: bytes, addition: bytes, renamed: Mapping[int, str]) -> bytes:
+def extend_net(
+    net: bytes, addition: bytes, renamed: Mapping[int, str], part: str | None = None
+) -> bytes:
     """The graph `net` with the operators and tensors of the graph `addition` after its own.
 
     Tensor indexes in `addition` count on: its first tensor comes after the last of `net`, and its
     operators may read those of `net`.  renamed: new names for tensors of `net`, by index.
+    part: take this sub-graph of `net` in place of the whole.
 
-    Raises BundleError for what is no flatbuffer.
+    Raises BundleError for what is no flatbuffer, or has no such part.
     """
     try:
-        return _extend(net, addition, renamed)
+        return _extend(net, addition, renamed, part)
     except (struct.error, OverflowError) as error:
         raise BundleError(_DAMAGED) from error
 
 
-def _extend(net: bytes, addition: bytes, renamed: Mapping[int, str]) -> bytes:
+def _lists(reader: Reader, part: str | None) -> tuple[list[int], list[int]]:
+    """Where the operators and the tensors' names of a graph are, or of a part of it."""
+    root = reader.indirect(0)
+    if part is None:
+        return list(reader.tables(root, _OPERATORS)), list(reader.tables(root, _TENSOR_NAMES))
+    for table in reader.tables(root, _PARTS):
+        at = reader.field(table, _PART_NAME)
+        if at is not None and reader.string(reader.indirect(at)) == part.encode():
+            return (
+                list(reader.tables(table, _PART_OPERATORS)),
+                list(reader.tables(table, _PART_TENSOR_NAMES)),
+            )
+    raise BundleError(f"the graph file has no part {part}.")
+
+
+def _extend(net: bytes, addition: bytes, renamed: Mapping[int, str], part: str | None) -> bytes:
     old, new = Reader(net), Reader(addition)
-    old_root, new_root = old.indirect(0), new.indirect(0)
-    old_lists = [list(old.tables(old_root, n)) for n in (_OPERATORS, _TENSOR_NAMES)]
-    new_lists = [list(new.tables(new_root, n)) for n in (_OPERATORS, _TENSOR_NAMES)]
+    old_root = old.indirect(0)
+    old_lists, new_lists = _lists(old, part), _lists(new, None)
 
     root_at = 4 + 4 + 2 * _FIELDS
     operators_at = root_at + 4 + 4 * _FIELDS

@@ -33,6 +33,9 @@ _LARGEST = {
     "num_key_value_heads": 4096,
     "head_dim": 4096,
     "max_position_embeddings": 1 << 28,
+    "image_size": 4096,
+    "patch_size": 4096,
+    "scale_factor": 64,
 }
 _LARGEST_OTHER = (1 << 31) - 1
 _LEAST_NUMBER = 1e-30
@@ -46,6 +49,11 @@ class ConfigReader:
         self._config = config
         self._origin = origin
         self._used: set[str] = set()
+
+    @property
+    def origin(self) -> str:
+        """Where the config is from, for messages."""
+        return self._origin
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""

@@ -18,8 +18,8 @@ from mnnsmith.models.unread import judge_unread
 
 # Modules of the room that are no architecture.
 _SHARED = {
-    "config", "context", "decoder", "deepseek", "language_model", "layers", "mla", "moe",
-    "refused", "registry", "rope", "sparse", "unread",
+    "canvas", "config", "context", "decoder", "deepseek", "language_model", "layers", "mla", "moe",
+    "refused", "registry", "rope", "siglip", "sparse", "unread", "vision_language",
 }  # fmt: skip
 
 

@@ -25,15 +25,22 @@ DTYPES = {
 OPSETS = range(13, 24)
 DEFAULT_OPSET = 18
 _BATCH, _SEQ, _PAST, _TOTAL = "batch", "sequence", "past_sequence", "total_sequence"
-_MASK = "attention_mask"
+_MASK, _IDS, _EMBEDDED = "attention_mask", "input_ids", "inputs_embeds"
 
 
 def draft_decoder(
-    model: LanguageModel, *, dtype: str = "fp32", opset: int = DEFAULT_OPSET, kv_cache: bool = True
+    model: LanguageModel,
+    *,
+    dtype: str = "fp32",
+    opset: int = DEFAULT_OPSET,
+    kv_cache: bool = True,
+    embedded: bool = False,
 ) -> Draft:
-    """The whole model; no weight is read.
+    """The whole model, or its text part where it sees; no weight is read.
 
-    dtype: a name of `DTYPES`.  Raises `UsageError` for an option out of its range.
+    dtype: a name of `DTYPES`.  embedded: takes `inputs_embeds` in place of `input_ids`, what
+    `draft_embeddings` gives with pictures in it.  Raises `UsageError` for an option out of its
+    range.
     """
     check_options(dtype, opset)
     if DTYPES[dtype].compute == FLOAT16 and not model.fits_fp16:
@@ -42,8 +49,23 @@ def draft_decoder(
             "Take fp16-weights, which computes in float32, or fp32.",
         )
     draft = Draft(opset)
-    decoder = _Decoder(draft, DTYPES[dtype], model, kv_cache)
+    decoder = _Decoder(draft, DTYPES[dtype], model, kv_cache, embedded)
     decoder.write()
+    return draft
+
+
+def draft_embeddings(
+    model: LanguageModel, *, dtype: str = "fp32", opset: int = DEFAULT_OPSET
+) -> Draft:
+    """The rows of the embedding for `input_ids`, as `inputs_embeds`; options as above."""
+    check_options(dtype, opset)
+    draft, types = Draft(opset), DTYPES[dtype]
+    draft.add_input(_IDS, INT64, (_BATCH, _SEQ))
+    slot = model.embedding
+    weight = draft.weight("embedding", Weight(slot, (slot.rows, slot.cols), types.stored))
+    rows = draft.op("Gather", [weight, _IDS], elem=types.stored, axis=0)
+    draft.cast(rows, types.compute, _EMBEDDED)
+    draft.add_output(_EMBEDDED, (_BATCH, _SEQ, slot.cols))
     return draft
 
 
@@ -60,15 +82,21 @@ def check_options(dtype: str, opset: int) -> None:
 class _Decoder(Emitter):
     """The main graph; it knows what the engine would feed, and the cache."""
 
-    def __init__(self, draft: Draft, types: Types, model: LanguageModel, kv_cache: bool) -> None:
+    def __init__(
+        self, draft: Draft, types: Types, model: LanguageModel, kv_cache: bool, embedded: bool
+    ) -> None:
         super().__init__(draft, types)
         self.model = model
         self.kv_cache = kv_cache
+        self.embedded = embedded
         self.masks: tuple[str, str] | None = None
 
     def write(self) -> None:
         draft = self.draft
-        draft.add_input("input_ids", INT64, (_BATCH, _SEQ))
+        if self.embedded:
+            draft.add_input(_EMBEDDED, self.types.compute, (_BATCH, _SEQ, self.model.hidden_size))
+        else:
+            draft.add_input(_IDS, INT64, (_BATCH, _SEQ))
         draft.add_input(_MASK, INT64, (_BATCH, _TOTAL if self.kv_cache else _SEQ))
         draft.add_input("position_ids", INT64, (_BATCH, _SEQ))
         if self.kv_cache:
@@ -99,7 +127,7 @@ class _Decoder(Emitter):
 def _input(e: Emitter, node: Node) -> None:
     assert isinstance(e, _Decoder)
     value = node.outputs[0]
-    if value.name == "input_ids":
+    if value.name == _IDS:
         e.names[value.index] = _embedded(e)
     elif value.name == "position_ids":
         e.names[value.index] = value.name
@@ -113,11 +141,13 @@ def _input(e: Emitter, node: Node) -> None:
 def _embedded(e: _Decoder) -> str:
     """Rows of the embedding, [batch, seq, 1, hidden]."""
     slot, draft = e.model.embedding, e.draft
+    if e.embedded:
+        return draft.reshape(_EMBEDDED, [0, 0, 1, slot.cols])
     weight = draft.weight("embedding", Weight(slot, (slot.rows, slot.cols), e.types.stored))
     e.shared[f"embedding {slot.tensor}"] = weight
-    rows = draft.op("Gather", [weight, "input_ids"], elem=e.types.stored, axis=0)
+    rows = draft.op("Gather", [weight, _IDS], elem=e.types.stored, axis=0)
     wide = draft.cast(rows, e.types.compute)
-    return draft.reshape(wide, [0, 0, 1, slot.cols], "inputs_embeds")
+    return draft.reshape(wide, [0, 0, 1, slot.cols], _EMBEDDED)
 
 
 def _masks(e: _Decoder) -> tuple[str, str]:
@@ -129,7 +159,7 @@ def _masks(e: _Decoder) -> tuple[str, str]:
     """
     draft = e.draft
     total = _length(draft, _MASK)
-    first = draft.op("Sub", [total, _length(draft, "input_ids")])
+    first = draft.op("Sub", [total, _length(draft, _EMBEDDED if e.embedded else _IDS)])
     one = draft.integers([1], ())
     queries = draft.unsqueeze(draft.op("Range", [first, total, one]), 1)
     keys = draft.unsqueeze(draft.op("Range", [draft.integers([0], ()), total, one]), 0)

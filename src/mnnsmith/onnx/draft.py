@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mnnsmith.errors import MissingResourceError
 from mnnsmith.graph.values import Dim
 from mnnsmith.graph.weights import Slot
 
@@ -18,18 +17,6 @@ if TYPE_CHECKING:
 # Element types by their numbers in ONNX (TensorProto.DataType).
 FLOAT, INT64, BOOL, FLOAT16 = 1, 7, 9, 10
 _NUMPY = {FLOAT: np.float32, INT64: np.int64, FLOAT16: np.float16}
-
-
-def require_packages(*names: str) -> None:
-    """Raise `MissingResourceError` where a package of the extra is not installed."""
-    import importlib.util
-
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise MissingResourceError(
-                f"The package {name} is not installed.",
-                'Install the extra: pip install "mnnsmith[onnx]"',
-            )
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,16 @@ from mnnsmith.bundle.staging import partial_folder, sync_files
 from mnnsmith.conversion.prepare import with_tensors
 from mnnsmith.conversion.stream import disk_error
 from mnnsmith.errors import UsageError
+from mnnsmith.extras import require_packages
 from mnnsmith.files import user_path
 from mnnsmith.models.context import ContextLimits
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.models.mla import EXPANDED, LATENT
 from mnnsmith.models.registry import build_language_model, require_supported
-from mnnsmith.onnx.decoder import DEFAULT_OPSET, check_options, draft_decoder
-from mnnsmith.onnx.draft import Draft, require_packages
+from mnnsmith.onnx.decoder import DEFAULT_OPSET, check_options, draft_decoder, draft_embeddings
+from mnnsmith.onnx.draft import Draft
 from mnnsmith.onnx.model import assemble, used_weights, write_model
+from mnnsmith.onnx.vision import draft_vision
 from mnnsmith.onnx.weights import lay_out, write_weights
 from mnnsmith.sources.checkpoint import Checkpoint, read_model_type
 from mnnsmith.sources.open import open_checkpoint
@@ -27,6 +29,7 @@ from mnnsmith.sources.open import open_checkpoint
 ProgressCallback = Callable[[str, int, int], None]
 # Room for the file of operators.
 _GRAPH_BYTES = 64 << 20
+PARTS = ("text", "decoder", "embeddings", "vision")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ def export_onnx(
     opset: int | None = None,
     kv_cache: bool = True,
     mla: str = "expanded",
+    part: str = "text",
     revision: str | None = None,
     offline: bool = False,
     max_context: int | None = None,
@@ -68,7 +72,9 @@ def export_onnx(
     or "fp16-weights", which stores fp16 and computes in float32.  kv_cache: with
     past_key_values.N.key and .value as inputs and present.N.key and .value as outputs.
     opset: of ONNX, 18 by default.  mla: the form of latent attention (DeepSeek), "expanded" or
-    "latent".  revision, offline: for hub ids.  force: replace existing files.
+    "latent".  part: of a model that sees, "vision" writes what makes embeddings of its tiles,
+    "embeddings" what makes them of ids, and "decoder" what takes both; "text" takes ids alone.
+    revision, offline: for hub ids.  force: replace existing files.
 
     Raises `MnnsmithError` of the kind that fits; then nothing was written.
     """
@@ -76,26 +82,38 @@ def export_onnx(
     target = user_path(output)
     _check_target(target, force)
     version = DEFAULT_OPSET if opset is None else opset
-    _check_options(dtype, version, mla)
+    _check_options(dtype, version, mla, part)
     checkpoint = _open(model, revision, offline, weights=False)
     decoder, unread = build_language_model(
         checkpoint.model_type, checkpoint.config, checkpoint.origin, ContextLimits(max_context, mla)
     )
-    draft = draft_decoder(decoder, dtype=dtype, opset=version, kv_cache=kv_cache)
+    draft = _draft(decoder, part, dtype, version, kv_cache)
     if not checkpoint.tensors:
         # Of a hub model the weights come last, once all else is known to be right.
         checkpoint = _open(model, checkpoint.revision, offline, weights=True)
     _check_sources_apart(target, checkpoint)
     checkpoint, notes = with_tensors(checkpoint, decoder, unread)
-    _write(target, draft, checkpoint, _metadata(checkpoint, decoder, dtype), force, progress)
+    _write(target, draft, checkpoint, _metadata(checkpoint, decoder, dtype, part), force, progress)
     return Exported(
         target, checkpoint.model_type, version, decoder.max_context,
         (*checkpoint.notes, *decoder.notes, *notes),
     )  # fmt: skip
 
 
-def _check_options(dtype: str, opset: int, mla: str) -> None:
+def _draft(model: LanguageModel, part: str, dtype: str, opset: int, kv_cache: bool) -> Draft:
+    if part == "vision":
+        return draft_vision(model, dtype=dtype, opset=opset)
+    if part == "embeddings":
+        return draft_embeddings(model, dtype=dtype, opset=opset)
+    return draft_decoder(
+        model, dtype=dtype, opset=opset, kv_cache=kv_cache, embedded=part == "decoder"
+    )
+
+
+def _check_options(dtype: str, opset: int, mla: str, part: str) -> None:
     check_options(dtype, opset)
+    if part not in PARTS:
+        raise UsageError(f"part {part!r:.40} is not one of {', '.join(PARTS)}.")
     if mla not in (EXPANDED, LATENT):
         raise UsageError(f"mla {mla!r:.40} is not one of {EXPANDED}, {LATENT}.")
 
@@ -135,7 +153,9 @@ def _write(
             raise disk_error(target, error) from error
 
 
-def _metadata(checkpoint: Checkpoint, model: LanguageModel, dtype: str) -> dict[str, str]:
+def _metadata(
+    checkpoint: Checkpoint, model: LanguageModel, dtype: str, part: str
+) -> dict[str, str]:
     origin = checkpoint.origin if checkpoint.revision else Path(checkpoint.origin).name
     facts = {
         "model_type": checkpoint.model_type,
@@ -143,7 +163,14 @@ def _metadata(checkpoint: Checkpoint, model: LanguageModel, dtype: str) -> dict[
         "source_format": checkpoint.format,
         "dtype": dtype,
         "max_context": str(model.max_context),
+        "part": part,
     }
+    if model.vision is not None:
+        facts |= {
+            "image_token_id": str(model.vision.image_token),
+            "image_size": str(model.vision.tile),
+            "image_seq_len": str(model.vision.tile_tokens),
+        }
     return facts if checkpoint.revision is None else {**facts, "revision": checkpoint.revision}
 
 

@@ -24,10 +24,12 @@ def assemble(
     data_name: str,
     outputs: Mapping[str, Port],
     metadata: Mapping[str, str],
+    name: str = "decoder",
 ) -> ModelProto:
     """The operators that `outputs` depend on, as a model.
 
-    data_name: the name of the file of weights, which lies in the model's folder.
+    data_name: the name of the file of weights, which lies in the model's folder.  name: of the
+    graph, for people.
     """
     from onnx import helper
 
@@ -37,7 +39,7 @@ def assemble(
     weights = [_external(draft, name, places[name], data_name) for name in draft.weights
                if name in used]  # fmt: skip
     graph = helper.make_graph(
-        nodes, "decoder",
+        nodes, name,
         [_value_info(name, port) for name, port in draft.inputs.items() if name in used],
         [_value_info(name, port) for name, port in outputs.items()],
         [*constants, *weights],

@@ -7,6 +7,9 @@ A recipe is a name such as `w4g64-head8`, or a JSON file:
                {"layers": [0, 1], "role": "mlp", "scheme": "w8g32"},
                {"tensor": "*.down_proj.weight", "scheme": "w8g64"}],
      "clip": [{"value": "layer3/mlp/act", "limit": 60000}]}
+
+What sees pictures has a default of its own, `"vision": "w8g64"`, fp16 where the file says nothing;
+a rule speaks of it where it names role `vision` or a tensor.
 """
 
 from __future__ import annotations
@@ -23,14 +26,18 @@ from mnnsmith.quant.scheme import BLOCKS, Scheme, parse_scheme
 # Blocks of 32 and 8 bits for the head: half a bit more than w4g64, and measurably closer.
 DEFAULT_RECIPE = "w4g32-head8"
 KEEP = "keep"
-ROLES = ("embedding", "head", "attention", "mlp", "expert")
+ROLES = ("embedding", "head", "attention", "mlp", "expert", "vision", "patch")
+# Those of the part that sees pictures: its linear layers, and the convolution over its patches.
+VISION, PATCH = "vision", "patch"
 # Forms of latent attention (DeepSeek), the default first.
 MLA_FORMS = ("expanded", "latent")
 _MISFITS = ("error", "fit")
 _NAME = re.compile(
     r"(?P<base>fp32|fp16|w[0-9]{1,4}(?:g[0-9]{1,6})?)(?P<sym>-sym)?(?P<scale32>-scale32)?"
-    r"(?:-head(?P<head>[0-9]{1,4}))?(?:-embed(?P<embed>[0-9]{1,4}))?(?P<latent>-latent)?(?P<fit>-fit)?"
+    r"(?:-head(?P<head>[0-9]{1,4}))?(?:-embed(?P<embed>[0-9]{1,4}))?"
+    r"(?:-vision(?P<vision>[0-9]{1,4}))?(?P<latent>-latent)?(?P<fit>-fit)?"
 )
+_FLOAT16 = Scheme(16)
 _MAX_RULES = 1_000
 _MAX_PATTERN = 500
 # The largest number of fp16, for whose range values are clipped.
@@ -59,6 +66,9 @@ class Rule:
 
     def matches(self, target: Target) -> bool:
         if self.role is not None and self.role != target.role:
+            return False
+        if self.role is None and self.tensor is None and target.role in (VISION, PATCH):
+            # A number of a layer alone means one of the language model's.
             return False
         if self.layers is not None and (
             target.layer is None or not self.layers[0] <= target.layer <= self.layers[1]
@@ -108,6 +118,8 @@ class Recipe:
     keep: carry a source's own blocks over where the engine has the same form; rules then speak for
     the other weights only.
     mla: how latent attention is written: "expanded" or "latent"; other models have no such choice.
+    vision: the default of what sees pictures.  Its patch embedding, small and sensitive, and with a
+    width that blocks seldom divide, is fp16 unless a rule names it.
     clips: values that are kept within a range, for phones that compute in fp16.
     """
 
@@ -117,16 +129,24 @@ class Recipe:
     misfit: str = "error"
     keep: bool = False
     mla: str = MLA_FORMS[0]
+    vision: Scheme = _FLOAT16
     clips: tuple[Clip, ...] = ()
 
     def choose(self, target: Target) -> Choice:
         """The scheme of one weight; raises `RecipeError` where it cannot be."""
         rule = next((i for i, r in enumerate(self.rules) if r.matches(target)), None)
-        scheme = self.default if rule is None else self.rules[rule].scheme
+        scheme = self._default(target.role) if rule is None else self.rules[rule].scheme
         if target.role == "embedding" and scheme.bits == 32:
             note = "embedding at fp16: the engine reads float embeddings at 16 bits only"
             return Choice(Scheme(16), note, rule)
         return replace(self._fit(scheme, target), rule=rule)
+
+    def _default(self, role: str) -> Scheme:
+        if role == VISION:
+            return self.vision
+        if role == PATCH:
+            return self.vision if self.vision.is_float else Scheme(16)
+        return self.default
 
     def _fit(self, scheme: Scheme, target: Target) -> Choice:
         if scheme.is_float or target.cols % (scheme.block or 8) == 0:
@@ -154,7 +174,8 @@ class Recipe:
 
 
 def parse_recipe_name(name: str) -> Recipe:
-    """A recipe from its name: SCHEME[-sym][-scale32][-headN][-embedN][-latent][-fit], or `keep`.
+    """A recipe from its name: SCHEME[-sym][-scale32][-headN][-embedN][-visionN][-latent][-fit], or
+    `keep`.
 
     -scale32 stores scales and offsets in fp32, for weights that are too small for fp16 ones.
     N is 4, 8 (at the scheme's block) or 16.  The embedding follows the head where nothing is said.
@@ -166,7 +187,8 @@ def parse_recipe_name(name: str) -> Recipe:
         raise RecipeError(
             f"{name!r:.60} is not a recipe.",
             "Recipes are named fp16, fp32, w8g64, w4g32, w4g64-sym, w4g64-scale32, w4g64-head8, "
-            "w4g64-head8-embed16, w4g128-fit, keep (GGUF); or give a JSON file.",
+            "w4g64-head8-embed16, w4g32-head8-vision8, w4g128-fit, keep (GGUF); or give a JSON "
+            "file.",
         )
     default = parse_scheme(match["base"], f"recipe {name}")
     if match["sym"]:
@@ -184,14 +206,18 @@ def parse_recipe_name(name: str) -> Recipe:
             rules.append(Rule(scheme, role="embedding" if role == "embed" else role))
     if match["head"] and not match["embed"]:
         rules.append(Rule(rules[0].scheme, role="embedding"))
+    vision = default if default.is_float else Scheme(16)
+    if match["vision"]:
+        vision = _with_bits(default, int(match["vision"]), name)
     return Recipe(name, default, tuple(rules), misfit="fit" if match["fit"] else "error",
-        mla="latent" if match["latent"] else MLA_FORMS[0],
+        mla="latent" if match["latent"] else MLA_FORMS[0], vision=vision,
     )  # fmt: skip
 
 
 def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from the object of a JSON file."""
-    _check_keys(data, {"name", "default", "rules", "misfit", "mla", "clip", "description"}, where)
+    known = {"name", "default", "rules", "misfit", "mla", "vision", "clip", "description"}
+    _check_keys(data, known, where)
     name = data.get("name", "custom")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,80}", name):
         raise RecipeError(f"{where}: name must be letters, digits, '.', '_' and '-': {name!r:.60}.")
@@ -219,6 +245,7 @@ def parse_recipe(data: Mapping[str, Any], where: str) -> Recipe:
         misfit,
         keep=keep,
         mla=mla,
+        vision=parse_scheme(data.get("vision", "fp16"), f"{where}: vision"),
         clips=tuple(_clip(clip, f"{where}: clip {i}") for i, clip in enumerate(clips)),
     )
 
@@ -230,6 +257,7 @@ def describe(recipe: Recipe) -> dict[str, Any]:
         "default": KEEP if recipe.keep else recipe.default.name,
         "misfit": recipe.misfit,
         "mla": recipe.mla,
+        "vision": recipe.vision.name,
         "rules": [],
     }
     for rule in recipe.rules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mnnsmith.report import sections
+from mnnsmith.report import layers, sections
 from mnnsmith.report.markup import tag, text
 from mnnsmith.report.style import stylesheet
 from mnnsmith.verify.results import Verification
@@ -23,7 +23,8 @@ def report_page(found: Sequence[Verification]) -> str:
         tag("h1", text(f"Verification of {title}"), " ", *_verdict(found)),
         sections.summary(found),
         _each("Checks", found, lambda v: _titled(v, sections.checks(v), found)),
-        sections.layers(found),
+        layers.layers(found),
+        layers.vision(found),
         sections.distribution(found),
         _each("Where the bundle disagrees", found, sections.sample),
         sections.ranges(found),

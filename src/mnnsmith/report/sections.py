@@ -12,15 +12,12 @@ from mnnsmith.report.style import SERIES
 from mnnsmith.verify.figure_text import number, percent, statistical_rows
 from mnnsmith.verify.results import (
     Finding,
-    LayerFigures,
     StatisticalFigures,
     StoredWeight,
     TokenScore,
-    ValueDifference,
     Verification,
 )
 
-_KINDS = ("residual", "attention", "mlp")
 # Divergence in nats from which a token of the sample gets the next stronger colour.
 _HEAT_STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _WORST_TOKENS = 8
@@ -113,68 +110,6 @@ def _largest(v: Verification) -> str:
     worst = max(ranges.values, key=lambda value: value.max_abs)
     part = worst.max_abs / ranges.limit
     return text(f"{number(worst.max_abs)} in {worst.name} ({part:.1%} of fp16's largest)")
-
-
-def layers(found: Sequence[Verification]) -> str:
-    """Errors of the residual stream of every bundle, then of every part of each block."""
-    having = [(i, v, v.figures.layers) for i, v in enumerate(found) if v.figures.layers]
-    if not having:
-        return ""
-    parts = []
-    if len(having) > 1:
-        labels = _layer_labels([layer for _, _, layer in having])
-        lines = [
-            Line(bundle_name(v), series(i), _by_layer(figures.shipped, "residual", labels))
-            for i, v, figures in having
-        ]
-        chart = line_chart(labels, lines, x_title="block", y_title="relative error")
-        keys = legend([(series(i), bundle_name(v)) for i, v, _ in having])
-        caption = "Residual stream after every block, as shipped, against the original."
-        parts.append(keys + figure(chart, caption))
-    parts += [_one_bundle_layers(v, figures) for _, v, figures in having]
-    return tag("section", tag("h2", "Layer by layer"), *parts)
-
-
-def _one_bundle_layers(v: Verification, figures: LayerFigures) -> str:
-    labels = _layer_labels([figures])
-    lines = []
-    for at, kind in enumerate(_KINDS):
-        lines.append(Line(f"{kind}, shipped", series(at), _by_layer(figures.shipped, kind, labels)))
-        exact = _by_layer(figures.exact, kind, labels)
-        lines.append(Line(f"{kind}, exact", series(at), exact, dashed=True))
-    chart = line_chart(labels, lines, x_title="block", y_title="relative error")
-    keys = legend([(series(at), kind) for at, kind in enumerate(_KINDS)])
-    caption = (
-        f"Solid: as shipped, against the original. Dashed: at memory high, against "
-        f"{figures.reference} with the bundle's own weights; what differs there is a fault. "
-        f"{figures.tokens} tokens."
-    )
-    return tag("h3", text(bundle_name(v))) + keys + figure(chart, caption) + _bisected(figures)
-
-
-def _bisected(figures: LayerFigures) -> str:
-    if not figures.bisected:
-        return ""
-    rows = [
-        [tag("code", text(d.name)), text(d.kind), text(number(d.error)), text(f"{d.cosine:.6f}"),
-         text("–" if d.allowed is None else number(d.allowed))]
-        for d in figures.bisected
-    ]  # fmt: skip
-    head = ["operator", "kind", "relative error", "cosine", "allowed"]
-    told = tag("p", "Inside the first block that differs, operator by operator.")
-    return told + table(head, rows)
-
-
-def _layer_labels(figures: Sequence[LayerFigures]) -> list[str]:
-    known = {d.layer for f in figures for d in (*f.shipped, *f.exact) if d.layer is not None}
-    return [str(layer) for layer in sorted(known)]
-
-
-def _by_layer(
-    values: Sequence[ValueDifference], kind: str, labels: Sequence[str]
-) -> list[float | None]:
-    found = {str(d.layer): d.error for d in values if d.kind == kind}
-    return [found.get(label) for label in labels]
 
 
 def distribution(found: Sequence[Verification]) -> str:

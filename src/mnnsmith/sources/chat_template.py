@@ -6,6 +6,9 @@ The places, and which of them wins, are those of transformers 5:
 2. `chat_template` of `tokenizer_config.json`: a string, or a list of {"name", "template"};
 3. `chat_template.json`, written by older processors.  transformers gives it to processors only; for
    a folder that has no other template it is the one its authors meant.
+
+For a model that takes pictures the processor's template wins: `chat_template` in
+`processor_config.json`, then `chat_template.json`, then the places above.
 """
 
 from __future__ import annotations
@@ -43,13 +46,27 @@ class SpecialTokens:
     named: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_chat_template(folder: Path) -> tuple[str | None, str | None]:
+def read_chat_template(
+    folder: Path, processor: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[str | None, str | None]:
     """The folder's default chat template, or None where it has none, and a note or None.
+
+    processor: the processor's files of a model that takes pictures, if it is one.
 
     Templates of which none is the default are no error as long as none is asked for, as in
     transformers; the note names them.  Raises TemplateError when a template file is damaged.
     """
-    for templates in (_jinja_files(folder), _in_tokenizer_config(folder), _in_json(folder)):
+    jinja, of_tokenizer, of_processor = (
+        _jinja_files(folder),
+        _in_tokenizer_config(folder),
+        _in_json(folder),
+    )
+    places = [jinja, of_tokenizer, of_processor]
+    if processor:
+        path = folder / "processor_config.json"
+        within = _templates(processor.get(path.name, {}).get("chat_template"), path)
+        places = [within, of_processor, jinja, of_tokenizer]
+    for templates in places:
         if templates and "default" not in templates:
             names = ", ".join(f"{name:.40}" for name in sorted(templates)[:8])
             return None, (

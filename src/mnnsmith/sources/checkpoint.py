@@ -129,6 +129,8 @@ class Checkpoint:
 
     config: the model's `config.json` (for GGUF: the same keys, derived from its metadata).
     generation: `generation_config.json`, or {}.
+    processor: the processor's files of a model that takes pictures, parsed, by name:
+    `preprocessor_config.json`, `processor_config.json`, `video_preprocessor_config.json`.
     notes: facts for the report, such as "rope_freqs.weight became llama3 rope scaling".
     """
 
@@ -139,6 +141,7 @@ class Checkpoint:
     tokenizer: TokenizerFiles
     files: tuple[Path, ...]
     generation: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     revision: str | None = None
     notes: tuple[str, ...] = ()
 

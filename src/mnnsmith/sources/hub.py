@@ -19,6 +19,9 @@ _SMALL_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
     "additional_chat_templates/*.jinja",
     "model.safetensors.index.json",
 )

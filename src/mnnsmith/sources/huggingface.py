@@ -23,6 +23,11 @@ from mnnsmith.sources.safetensors import open_safetensors
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _ADAPTER = "adapter_config.json"
+_PROCESSOR = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
 # The largest config in use has some 100 kB.
 _CONFIG_LIMIT_BYTES = 4 << 20
 _MAX_SHARDS = 4096
@@ -47,12 +52,14 @@ def open_folder(
     generation = (
         read_json_object(generation_path, _CONFIG_LIMIT_BYTES) if generation_path.is_file() else {}
     )
-    tokenizer, tokenizer_files, notes = _tokenizer(folder, config, generation)
+    processor_files = [folder / name for name in _PROCESSOR if (folder / name).is_file()]
+    processor = {p.name: read_json_object(p, _CONFIG_LIMIT_BYTES) for p in processor_files}
+    tokenizer, tokenizer_files, notes = _tokenizer(folder, config, generation, processor)
     tensors, weight_files = open_weights(folder) if weights else ({}, [])
     quantization = config.get("quantization_config")
     if quantization is not None and not isinstance(quantization, Mapping):
         raise SourceError(f"{config_path}: quantization_config must be an object.")
-    files = [config_path, *tokenizer_files, *weight_files]
+    files = [config_path, *processor_files, *tokenizer_files, *weight_files]
     if generation_path.is_file():
         files.append(generation_path)
     split = split_experts(join_scales(tensors, quantization, origin), origin)
@@ -64,6 +71,7 @@ def open_folder(
         tokenizer=tokenizer,
         files=tuple(sorted(files)),
         generation=generation,
+        processor=processor,
         revision=revision,
         notes=notes,
     )
@@ -150,7 +158,10 @@ def _sharded(folder: Path, index_path: Path) -> tuple[dict[str, Tensor], list[Pa
 
 
 def _tokenizer(
-    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]
+    folder: Path,
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    processor: Mapping[str, Mapping[str, Any]],
 ) -> tuple[TokenizerFiles, list[Path], tuple[str, ...]]:
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -164,7 +175,7 @@ def _tokenizer(
     text = read_text(path)
     check_json_bounds(text, str(path))
     files = [path, *(folder / n for n in names if (folder / n).is_file())]
-    template, note = read_chat_template(folder)
+    template, note = read_chat_template(folder, processor)
     return (
         TokenizerFiles(
             tokenizer_json=text,

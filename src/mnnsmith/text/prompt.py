@@ -27,6 +27,19 @@ class Prompt:
     guarded: int = 0
 
 
+@dataclass(frozen=True)
+class Rendered:
+    """A dialogue as text, not encoded yet.
+
+    as_text: ranges (start, end) of control texts that came from users, in order.
+    control: what `TextTokenizer.encode_guarded` takes for them.
+    """
+
+    text: str
+    as_text: tuple[tuple[int, int], ...] = ()
+    control: tuple[str, ...] = ()
+
+
 def encode_chat(
     template: ChatTemplate,
     tokenizer: TextTokenizer,
@@ -38,25 +51,59 @@ def encode_chat(
 ) -> Prompt:
     """Render a dialogue and encode it, as transformers does with the whole string.
 
+    The arguments and errors are those of `render_chat`, and the errors of `TextTokenizer.encode`.
+    """
+    rendered = render_chat(
+        template,
+        tokenizer,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        allow_special=allow_special,
+        variables=variables,
+    )
+    return encode_rendered(tokenizer, rendered)
+
+
+def encode_rendered(tokenizer: TextTokenizer, rendered: Rendered) -> Prompt:
+    """The tokens of a rendered dialogue.  Raises what `TextTokenizer.encode` raises."""
+    ids = tokenizer.encode_guarded(rendered.text, rendered.as_text, rendered.control)
+    return Prompt(rendered.text, ids, len(rendered.as_text))
+
+
+def render_chat(
+    template: ChatTemplate,
+    tokenizer: TextTokenizer,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    allow_special: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    placeholders: Sequence[str] = (),
+) -> Rendered:
+    """Render a dialogue, and mark the control tokens that users typed.
+
     allow_special: let control tokens in the messages steer the model.  Otherwise they are encoded
     as the plain text they look like.  In assistant messages only special tokens are held back:
     templates look for other control text there, such as `</think>`.
+    placeholders: texts that the caller replaces in the result, such as `<video>`, which users may
+    type, too: they count as control tokens.
 
-    Raises what `ChatTemplate.render` and `TextTokenizer.encode` raise.
+    Raises what `ChatTemplate.render` raises.
     """
     chosen = dict(variables or {})
 
     def render(dialogue: Sequence[Message], names: Mapping[str, Any]) -> str:
         return template.render(dialogue, add_generation_prompt, **names)
 
-    control = tokenizer.control_texts(template.literal_text)
+    control = (*tokenizer.control_texts(template.literal_text), *placeholders)
     pattern = _any_of(control)
     everything = [list(messages), chosen]
     if allow_special or not any(pattern.search(text) for text in _texts(everything)):
-        text = render(messages, chosen)
-        return Prompt(text, tokenizer.encode(text, allow_special=True))
+        return Rendered(render(messages, chosen))
     start, end = _unused_characters("".join([*_texts(everything), template.source]))
-    special = _any_of([token.text for token in tokenizer.added_tokens if token.special])
+    special = _any_of(
+        [*(token.text for token in tokenizer.added_tokens if token.special), *placeholders]
+    )
 
     def marked(value: Any, tokens: re.Pattern[str]) -> Any:
         return _map_texts(value, lambda text: tokens.sub(f"{start}\\g<0>{end}", text))
@@ -66,7 +113,7 @@ def encode_chat(
         for message in messages
     ]
     text, ranges = _unmark(render(dialogue, marked(chosen, pattern)), control, start, end)
-    return Prompt(text, tokenizer.encode_guarded(text, ranges, control), len(ranges))
+    return Rendered(text, tuple(ranges), control)
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:

@@ -209,8 +209,8 @@ def _operator(e: Evidence) -> str:
 
 _TELLERS = {
     "attention": _attention, "mlp": _mlp, "residual": _residual, "linear": _linear,
-    "rms_norm": _norm, "rope": _rope, "mix": _mixed, "binary": _activation, "unary": _activation,
-    "mixture": _mixture, "gather": _gather,
+    "rms_norm": _norm, "layer_norm": _norm, "rope": _rope, "mix": _mixed, "binary": _activation,
+    "unary": _activation, "mixture": _mixture, "gather": _gather,
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Context:
 
     original: the source, prepared with the bundle's recipe; None where no check needs it.
     open_engine: `Engine` on a folder, with its keyword arguments, on the device that was asked for.
-    texts: files of the user, in place of the shipped text.
+    texts, images: files of the user, in place of the shipped text and pictures.
     bisect: go on inside the first block that differs.
     """
 
@@ -50,5 +50,6 @@ class Context:
     open_reference: OpenReference
     texts: tuple[Path, ...] = ()
     threads: int | None = None
+    images: tuple[Path, ...] = ()
     bisect: bool = False
     progress: Progress = no_progress

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from mnnsmith.vision.messages import collect_media
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """variables: for the template, such as `add_generation_prompt`."""
+    """variables: for the template, such as `add_generation_prompt`.
+
+    in_parts: whether the model's template takes contents as lists of parts, as of pictures.
+    """
 
     name: str
     messages: tuple[Mapping[str, Any], ...]
     variables: Mapping[str, Any] = field(default_factory=dict)
+    in_parts: bool = False
+
+    @property
+    def given(self) -> tuple[Mapping[str, Any], ...]:
+        """The messages as the template is to have them."""
+        return collect_media(self.messages).messages if self.in_parts else self.messages
 
     @property
     def plain(self) -> bool:
@@ -89,3 +100,35 @@ DIALOGUES: tuple[Dialogue, ...] = (
     Dialogue("reasoning beside the text", (_user("Hi"), _assistant("Ho", reasoning_content="Easy."),
                                            _user("Again"))),
 )  # fmt: skip
+
+
+def _seen(*parts: str | None) -> dict[str, Any]:
+    """A message of texts, and of pictures where there is None."""
+    return _user_parts([
+        {"type": "image", "image": b""} if text is None else {"type": "text", "text": text}
+        for text in parts
+    ])  # fmt: skip
+
+
+def _user_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": "user", "content": parts}
+
+
+_WITH_PICTURES: tuple[Dialogue, ...] = (
+    Dialogue("one picture", (_seen(None, "What is this?"),)),
+    Dialogue("two pictures", (_seen(None, None, "Compare them."),)),
+    Dialogue("pictures between texts", (_seen("First", None, "then", None),)),
+    Dialogue("a picture alone", (_seen(None),)),
+    Dialogue("pictures in two turns", (_seen(None, "Hi"), _assistant("A cat."),
+                                       _seen("And this?", None))),
+    Dialogue("a picture after text of turns", (_system("Be brief."), _user("Hi"),
+                                               _assistant("Ho"), _seen(None, "Now?"))),
+    Dialogue("a picture's mark typed", (_seen(None, "what is <image>?"),)),
+)  # fmt: skip
+
+
+def dialogues(*, sees: bool) -> tuple[Dialogue, ...]:
+    """Those for a model of text alone, or for one that sees: the same in parts, and pictures."""
+    if not sees:
+        return DIALOGUES
+    return tuple(replace(dialogue, in_parts=True) for dialogue in (*DIALOGUES, *_WITH_PICTURES))

@@ -56,7 +56,7 @@ def decisive_prompts(
     wanted = _PROMPTS[context.level]
     found: list[Prompt] = []
     while not found and length >= _SHORTEST_TOKENS:
-        candidates = list(_candidates(stream, tokenizer, rows, length))
+        candidates = list(_candidates(stream, tokenizer, rows, length, _image_token(context)))
         # A few at a time: mostly the first ones will do.
         for start in range(0, len(candidates), wanted):
             batch = candidates[start : start + wanted]
@@ -98,27 +98,43 @@ def _long(stream: I64, length: int, reference: Reference) -> list[Prompt]:
     return []
 
 
-def _candidates(stream: I64, tokenizer: TextTokenizer, rows: int, length: int) -> Iterator[Prompt]:
+def _image_token(context: Context) -> int | None:
+    """The token that stands for a part of a picture, and so for nothing in a text."""
+    vision = context.original.model.vision if context.original else None
+    return None if vision is None else vision.image_token
+
+
+def _candidates(
+    stream: I64, tokenizer: TextTokenizer, rows: int, length: int, image_token: int | None
+) -> Iterator[Prompt]:
     """Text from different places, every other prompt random."""
-    special = [id_ for id_ in sorted(tokenizer.special_ids) if id_ < rows]
+    special = [
+        id_ for id_ in sorted(tokenizer.special_ids) if id_ < rows and id_ != image_token
+    ]  # fmt: skip
     places = max(1, stream.size // length)
     lead = np.array([id_ for id_ in leading_ids(tokenizer) if id_ < rows], dtype=np.int64)
     for i in range(_CANDIDATES):
         if i % 3 == 1:
-            yield Prompt(f"{length} random tokens, seed {i}", _random(special, rows, length, i))
+            yield Prompt(
+                f"{length} random tokens, seed {i}", _random(special, rows, length, i, image_token)
+            )
         else:
             start = i * _STRIDE % places * length
             ids = np.concatenate([lead, np.roll(stream, -start)])
             yield Prompt(f"{length} tokens of text, from {start}", np.resize(ids, length))
 
 
-def _random(special: Sequence[int], rows: int, length: int, seed: int) -> I64:
+def _random(
+    special: Sequence[int], rows: int, length: int, seed: int, image_token: int | None
+) -> I64:
     """Random ids, about one in eight a control token."""
     random = np.random.default_rng([length, seed])
     ids = random.integers(0, rows, length)
     if special:
         chosen = random.random(length) < 1 / 8
         ids[chosen] = random.choice(special, int(chosen.sum()))
+    if image_token is not None:
+        ids[ids == image_token] = (image_token + 1) % rows
     return ids
 
 

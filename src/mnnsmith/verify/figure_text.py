@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mnnsmith.verify.results import Interval, StatisticalFigures
+from mnnsmith.verify.results import Interval, StatisticalFigures, VisionFigures
 
 
 def number(value: float) -> str:
@@ -29,6 +29,26 @@ def statistical_rows(figures: StatisticalFigures) -> list[tuple[str, str, str]]:
         ("perplexity increase", percent(worse.mean, 2), _percents(worse, 2)),
         ("same greedy answers", _greedy(figures), ""),
     ]
+
+
+def vision_rows(figures: VisionFigures) -> list[tuple[str, str, str]]:
+    """As `statistical_rows`, of pictures and what comes after them."""
+    exact = max((value.error for value in figures.exact), default=0.0)
+    shipped = max((value.error for value in figures.shipped), default=None)
+    rows = [
+        ("pictures, prompts; differ", f"{figures.pictures}; {figures.pictures_different}", ""),
+        ("vision: largest error, exact", number(exact), ""),
+        ("logits after pictures: KL, exact", number(figures.max_kl), ""),
+    ]
+    if shipped is not None:
+        rows.append(("vision: largest error, shipped", number(shipped), ""))
+    if figures.kl is not None and figures.top1 is not None:
+        rows += [
+            ("KL after pictures, nats", number(figures.kl.mean), _numbers(figures.kl)),
+            ("same best token after pictures", percent(figures.top1.mean),
+             _percents(figures.top1)),
+        ]  # fmt: skip
+    return rows
 
 
 def _greedy(figures: StatisticalFigures) -> str:

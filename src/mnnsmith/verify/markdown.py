@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from mnnsmith.verify.figure_text import number, percent, statistical_rows
-from mnnsmith.verify.results import Check, StatisticalFigures, StoredWeight, Verification
+from mnnsmith.verify.figure_text import number, percent, statistical_rows, vision_rows
+from mnnsmith.verify.results import (
+    Check,
+    StatisticalFigures,
+    StoredWeight,
+    Verification,
+    VisionFigures,
+)
 
 _MARKS = {"passed": "✅", "failed": "❌", "skipped": "➖"}
 _SEVERITIES = {"error": "❌", "warning": "⚠️", "note": "ℹ️"}
@@ -42,6 +48,8 @@ def _lines(result: Verification) -> Iterator[str]:
     figures = result.figures
     if figures.statistical is not None:
         yield from _statistical(figures.statistical)
+    if figures.vision is not None:
+        yield from _vision(figures.vision)
     if figures.weights is not None:
         yield from _weights(figures.weights.matrices)
     yield from _findings(result.checks)
@@ -67,6 +75,12 @@ def _statistical(figures: StatisticalFigures) -> Iterator[str]:
     ]  # fmt: skip
     names = ("text", "tokens", "KL", "same best", "perplexity", "original's")
     yield from _table(names, sections)
+
+
+def _vision(figures: VisionFigures) -> Iterator[str]:
+    yield f"### Vision, against {_text(figures.reference)}, on {figures.text_tokens} tokens"
+    yield ""
+    yield from _table(("figure", "value", "95 % interval"), vision_rows(figures))
 
 
 def _weights(matrices: tuple[StoredWeight, ...]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from mnnsmith.engine.machine import free_memory_bytes
 from mnnsmith.engine.ssh import SshDevice
 
 # These open the engine at `memory: high`, where it holds every weight as float32.
-_IN_FLOAT = ("exact", "layers", "ranges")
+_IN_FLOAT = ("exact", "layers", "ranges", "vision")
 _WEIGHT_BYTES = 4
 # Of two processes, the cache and what a prompt takes.
 _OVERHEAD_BYTES = 512 << 20

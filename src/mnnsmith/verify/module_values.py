@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mnnsmith.graph.core import Node
+from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.weights import MatrixSlot, Role, VectorSlot
-from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.verify.module_weights import module_of_tensor
 
 _WEIGHT = ".weight"
+# The head gives logits; a convolution over patches gives rows and columns of them.
+_APART = (Role.HEAD, Role.PATCH)
 
 
 @dataclass(frozen=True)
@@ -30,23 +32,23 @@ class ModuleValue:
     columns: npt.NDArray[np.int64] | None = None
 
 
-def module_values(model: LanguageModel, modules: Collection[str]) -> dict[str, ModuleValue]:
+def module_values(graph: Graph, modules: Collection[str]) -> dict[str, ModuleValue]:
     """By name of the graph's value; `modules` are those that the original has.
 
     Values inside of experts are not among them: an expert sees only the tokens sent to it.
     """
     found = {
         mark.value.name: ModuleValue(mark.module)
-        for mark in model.graph.landmarks
+        for mark in graph.landmarks
         if mark.module in modules
     }
-    for name, value in (*_linear(model), *_norms(model), *_mixtures(model)):
+    for name, value in (*_linear(graph), *_norms(graph), *_mixtures(graph)):
         if value.module in modules:
             found.setdefault(name, value)
     return found
 
 
-def _linear(model: LanguageModel) -> Iterator[tuple[str, ModuleValue]]:
+def _linear(graph: Graph) -> Iterator[tuple[str, ModuleValue]]:
     """Outputs and inputs of linear layers.
 
     One tensor may be read by several operators (parts of a fused one, parts of heads).  They are
@@ -54,9 +56,9 @@ def _linear(model: LanguageModel) -> Iterator[tuple[str, ModuleValue]]:
     weight stands in another place than in the original.
     """
     nodes: dict[str, list[Node]] = defaultdict(list)
-    for node in model.graph.nodes:
+    for node in graph.nodes:
         slot = node.slots.get("weight")
-        if isinstance(slot, MatrixSlot) and slot.role is not Role.HEAD:
+        if isinstance(slot, MatrixSlot) and slot.role not in _APART:
             nodes[slot.tensor].append(node)
     for tensor, readers in nodes.items():
         module = _owner(tensor)
@@ -71,9 +73,9 @@ def _linear(model: LanguageModel) -> Iterator[tuple[str, ModuleValue]]:
         yield inputs.pop(), ModuleValue(module, takes_input=True)
 
 
-def _norms(model: LanguageModel) -> Iterator[tuple[str, ModuleValue]]:
+def _norms(graph: Graph) -> Iterator[tuple[str, ModuleValue]]:
     """Outputs of norms, and the sums that fused ones compute before."""
-    for node in model.graph.nodes:
+    for node in graph.nodes:
         gain = node.slots.get("gain")
         module = _owner(gain.tensor) if isinstance(gain, VectorSlot) else None
         if module is None:
@@ -83,9 +85,9 @@ def _norms(model: LanguageModel) -> Iterator[tuple[str, ModuleValue]]:
             yield node.outputs[0].name, ModuleValue(module, takes_input=True)
 
 
-def _mixtures(model: LanguageModel) -> Iterator[tuple[str, ModuleValue]]:
+def _mixtures(graph: Graph) -> Iterator[tuple[str, ModuleValue]]:
     """What the chosen experts give together."""
-    for node in model.graph.nodes:
+    for node in graph.nodes:
         if node.kind != "mixture":
             continue
         slots = (n.slots.get("weight") for n in node.graphs[0].all_nodes())

@@ -63,7 +63,9 @@ def module_of_tensor(tensor: str) -> str:
 
 def fill(out: F32, pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:
     """Write the pieces into float32 `out` of the parameter's shape, on all threads of the pool."""
-    flat = out.reshape(-1, out.shape[-1]) if out.ndim > 1 else out
+    # Of a convolution, a row is a whole kernel.
+    row = math.prod(pieces[0].tensor.shape[1:])
+    flat = out.reshape(-1, row)
     # Collected, so that an error of any of them comes up.
     list(pool.map(lambda work: _copy(flat, *work), _work(pieces)))
 
@@ -88,7 +90,7 @@ def _copy(flat: F32, piece: Piece, start: int, stop: int) -> None:
             f"{piece.tensor.name}: rows {start} to {stop} hold values that are not finite.",
             "The file is damaged, or the model was already broken when it was saved.",
         )
-    flat[piece.at + start : piece.at + stop] = values
+    flat[piece.at + start : piece.at + stop] = values.reshape(stop - start, -1)
 
 
 def _own_names(name: str) -> tuple[str, ...]:

@@ -9,41 +9,36 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from mnnsmith.errors import EngineError, MissingResourceError, UsageError
+from mnnsmith.conversion.slots import matrix_rows
+from mnnsmith.errors import MissingResourceError, UsageError
+from mnnsmith.extras import require_packages
 from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.values import DType, Value
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.onnx.decoder import draft_decoder
-from mnnsmith.onnx.draft import FLOAT, Draft, Port, require_packages
+from mnnsmith.onnx.draft import FLOAT, Draft, Port
 from mnnsmith.onnx.emit import inner_shape, token_axis
-from mnnsmith.onnx.model import assemble, write_model
-from mnnsmith.onnx.weights import Place, lay_out, write_weights
+from mnnsmith.onnx.vision import draft_vision
+from mnnsmith.onnx.weights import Place
 from mnnsmith.onnx_runtime import onnx_runtime
 from mnnsmith.sources.checkpoint import Checkpoint
+from mnnsmith.verify.onnx_pictures import OnnxPictures
+from mnnsmith.verify.onnx_session import OnnxGraph, our_errors
 from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
 from mnnsmith.verify.stored import HEAD_TENSOR
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
-
 _HIDDEN = "hidden_states"
-_MODEL, _DATA = "model.onnx", "weights.data"
 # Scores of a router that differ by less, relatively, count as a tie; two programs that compute in
 # float32 differ by some 1e-6 to 1e-5.
 _TIE = 1e-4
-_ROOM = "Set TMPDIR to a folder on a disk with room."
-# Errors only: warnings of a library are not for the user of the command line.
-_LOG_ERRORS = 3
 
 
 def open_onnx(
@@ -60,7 +55,8 @@ def open_onnx(
         folder = tempfile.TemporaryDirectory(prefix="mnnsmith-onnx-")
     except OSError as error:
         raise MissingResourceError(
-            f"No temporary folder can be made: {error.strerror}.", _ROOM
+            f"No temporary folder can be made: {error.strerror}.",
+            "Set TMPDIR to a folder on a disk with room.",
         ) from error
     try:
         return _OnnxReference(checkpoint, model, folder, threads)
@@ -70,11 +66,7 @@ def open_onnx(
 
 
 class _OnnxReference:
-    """A session over a file of weights, made anew when other values are asked for.
-
-    There is one at a time, since each holds the weights, in its own order; it gives all values that
-    were ever asked for, so that it is seldom made.
-    """
+    """Of a model that sees, the text part takes embeddings, which are looked up here."""
 
     def __init__(
         self,
@@ -83,25 +75,21 @@ class _OnnxReference:
         folder: tempfile.TemporaryDirectory[str],
         threads: int | None,
     ) -> None:
-        # Of the library as a whole, which looks for devices; sessions have a level of their own.
-        onnx_runtime().set_default_logger_severity(_LOG_ERRORS)
         if model.tied and checkpoint.config.get("tie_word_embeddings") is False:
             model = _with_own_head(model)
         self._folder = folder
-        self._path = Path(folder.name)
+        self._checkpoint = checkpoint
+        self._model = model
         self._threads = threads
         self._graph = model.graph
-        self._draft: Draft = draft_decoder(model, kv_cache=False)
-        self._places, _ = lay_out(self._draft.weights)
-        with _on_disk():
-            write_weights(
-                self._draft.weights, self._places, checkpoint, self._path / _DATA,
-                lambda done, total: None,
-            )  # fmt: skip
+        draft = draft_decoder(model, kv_cache=False, embedded=model.vision is not None)
+        self._decoder = self._open("model", draft)
         self._values = {v.name: v for v in self._graph.values if _comparable(v)}
-        self._head = _head_weight(model, self._places, self._path / _DATA)
-        self._given: frozenset[str] = frozenset()
-        self._session: InferenceSession | None = None
+        self._head = _head_weight(model, self._decoder)
+        self._pictures: OnnxPictures | None = None
+
+    def _open(self, name: str, draft: Draft) -> OnnxGraph:
+        return OnnxGraph(draft, self._checkpoint, Path(self._folder.name), name, self._threads)
 
     @property
     def name(self) -> str:
@@ -110,6 +98,16 @@ class _OnnxReference:
     @property
     def computes(self) -> bool:
         return True
+
+    @property
+    def pictures(self) -> OnnxPictures | None:
+        """As `Reference.pictures`."""
+        if self._pictures is None and self._model.vision is not None:
+            self._pictures = OnnxPictures(
+                self._model.vision, lambda: self._open("vision", draft_vision(self._model)),
+                self._embedded, lambda rows: self._window(rows, [_HIDDEN])[_HIDDEN],
+            )  # fmt: skip
+        return self._pictures
 
     def available(self) -> Collection[str]:
         return self._values.keys()
@@ -148,77 +146,48 @@ class _OnnxReference:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._session = None
+        self._decoder.close()
+        if self._pictures is not None:
+            self._pictures.close()
         del self._head
         self._folder.cleanup()
 
     def _windows(self, ids: IDS, names: Sequence[str]) -> Iterator[dict[str, F32]]:
         """The values [n, width] of one window after the other, each from an empty cache."""
-        session = self._giving(frozenset(names))
         for window in ids:
-            feeds = {
-                "input_ids": window[None].astype(np.int64),
-                "attention_mask": np.ones((1, len(window)), dtype=np.int64),
-                "position_ids": np.arange(len(window), dtype=np.int64)[None],
-            }
-            wanted = {port.name for port in session.get_inputs()}
-            given = {name: feed for name, feed in feeds.items() if name in wanted}
-            with _our_errors():
-                outputs = session.run(list(names), given)
-            yield {
-                name: np.asarray(value, dtype=np.float32).reshape(len(window), -1)
-                for name, value in zip(names, outputs, strict=True)
-            }
+            own = window.astype(np.int64)
+            given = own if self._model.vision is None else self._embedded(own)
+            yield self._window(given, names)
 
-    def _giving(self, names: frozenset[str]) -> InferenceSession:
-        """A session that gives at least these values."""
-        if self._session is not None and names <= self._given:
-            return self._session
-        runtime = onnx_runtime()
-        self._session = None
-        self._given |= names
-        outputs = {
+    def _window(self, given: IDS | F32, names: Sequence[str]) -> dict[str, F32]:
+        """The same of ids [n], or of embeddings [n, width]."""
+        ports = {
             name: Port(FLOAT, ("batch", "sequence", *inner_shape(self._values[name])))
-            for name in sorted(self._given)
+            for name in names
         }
-        file = self._path / _MODEL
-        with _on_disk():
-            write_model(assemble(self._draft, self._places, _DATA, outputs, {}), file)
-        options = runtime.SessionOptions()
-        options.log_severity_level = _LOG_ERRORS
-        if self._threads is not None:
-            options.intra_op_num_threads = self._threads
-        with _our_errors():
-            self._session = runtime.InferenceSession(
-                str(file), options, providers=["CPUExecutionProvider"]
-            )
-        return self._session
+        session = self._decoder.giving(ports)
+        feeds = {
+            "input_ids": given[None],
+            "inputs_embeds": given[None],
+            "attention_mask": np.ones((1, len(given)), dtype=np.int64),
+            "position_ids": np.arange(len(given), dtype=np.int64)[None],
+        }
+        wanted = {port.name for port in session.get_inputs()}
+        with our_errors():
+            outputs = session.run(list(names), {n: feeds[n] for n in feeds if n in wanted})
+        return {
+            name: np.asarray(value, dtype=np.float32).reshape(len(given), -1)
+            for name, value in zip(names, outputs, strict=True)
+        }
 
-
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    """What ONNX Runtime raises, such as for too little memory, as our error."""
-    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
-
-    try:
-        yield
-    except (Fail, InvalidArgument, RuntimeException) as error:
-        raise EngineError(f"ONNX Runtime failed: {str(error).splitlines()[0]:.300}") from error
-
-
-@contextmanager
-def _on_disk() -> Iterator[None]:
-    """What the temporary folder refuses, as our error."""
-    try:
-        yield
-    except OSError as error:
-        raise MissingResourceError(
-            f"The reference's model cannot be written to the temporary folder: {error.strerror}.",
-            _ROOM,
-        ) from error
-    except MissingResourceError as error:
-        # The space is claimed before anything is written.
-        raise MissingResourceError(error.message, _ROOM) from error
+    def _embedded(self, ids: IDS) -> F32:
+        """Rows of the embedding, [n, width]."""
+        slot = self._model.embedding
+        tensor = self._checkpoint.tensors[slot.tensor]
+        unique, places = np.unique(ids, return_inverse=True)
+        rows = np.concatenate([matrix_rows(slot, tensor, int(i), int(i) + 1) for i in unique])
+        found: F32 = rows[places]
+        return found
 
 
 def _with_own_head(model: LanguageModel) -> LanguageModel:
@@ -234,13 +203,13 @@ def _with_own_head(model: LanguageModel) -> LanguageModel:
     return replace(model, graph=graph, head=head)
 
 
-def _head_weight(model: LanguageModel, places: Mapping[str, Place], data: Path) -> F32:
+def _head_weight(model: LanguageModel, graph: OnnxGraph) -> F32:
     """The head's weight [hidden, vocabulary], mapped from the file."""
     rows, cols = model.head.rows, model.head.cols
-    if model.tied:
-        embedding = _mapped(data, places["embedding"], (rows, cols))
+    if "embedding" in graph.places and model.tied:
+        embedding = _mapped(graph.data, graph.places["embedding"], (rows, cols))
         return np.transpose(embedding)
-    return _mapped(data, places["lm_head/weight"], (cols, rows))
+    return _mapped(graph.data, graph.places["lm_head/weight"], (cols, rows))
 
 
 def _mapped(data: Path, place: Place, shape: tuple[int, int]) -> F32:

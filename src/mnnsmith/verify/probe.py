@@ -233,7 +233,12 @@ def _tail_json(values: Sequence[Value], width: int, indexes: Sequence[int], coun
     if total < width:
         joined = tail.pad_last(joined, width, "probe/padded")
     tail.reshape(joined, [1, "seq", width], _LOGITS)
-    net = graph_json(tail, Weights({}, _no_vector))
+    return moved_behind(graph_json(tail, Weights({}, no_vector)), tail, indexes, count)
+
+
+def moved_behind(net: Json, tail: Graph, indexes: Sequence[int], count: int) -> Json:
+    """The JSON of `tail` as operators behind a graph of `count` tensors, whose `indexes` they take
+    for the inputs."""
     given = [node.outputs[0].index for node in tail.nodes if node.kind == "input"]
     place = dict(zip(given, indexes, strict=True))
     made = [i for i in range(len(tail.values)) if i not in place]
@@ -248,5 +253,6 @@ def _tail_json(values: Sequence[Value], width: int, indexes: Sequence[int], coun
     return net
 
 
-def _no_vector(slot: object) -> F32:
+def no_vector(slot: object) -> F32:
+    """For the weights of a probe, which has none."""
     raise AssertionError(f"a probe has no weights: {slot}")

@@ -32,8 +32,44 @@ class ReferenceRun:
     values: Mapping[str, F32]
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What tiles became.
+
+    embeddings: float32 [tiles, tile_tokens, width of the text].  values: by name of the vision's
+    graph, float32 [tiles, rows, width]: a row is a patch, or an embedding.
+    """
+
+    embeddings: F32
+    values: Mapping[str, F32]
+
+
+class PictureReference(Protocol):
+    """The vision of a model in float32, and its text with pictures in it."""
+
+    def available(self) -> Collection[str]:
+        """Names of the vision graph's values that `see` can give."""
+        ...
+
+    def see(self, pixels: F32, values: Sequence[str] = ()) -> Seen:
+        """Encode tiles, float32 [n, 3, S, S] as the tower takes them."""
+        ...
+
+    def run(self, ids: IDS, embeddings: F32) -> F32:
+        """Hidden states before the head, float32 [n, hidden], of ids [n] from an empty cache.
+
+        embeddings: [tiles, tile_tokens, width], which take the places of the image tokens.
+        """
+        ...
+
+
 class Reference(Protocol):
     """A model in float32."""
+
+    @property
+    def pictures(self) -> PictureReference | None:
+        """None of a model of text alone, and of one whose runs were saved."""
+        ...
 
     @property
     def name(self) -> str:

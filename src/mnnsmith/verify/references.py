@@ -19,7 +19,7 @@ from mnnsmith.errors import MissingResourceError, UsageError
 from mnnsmith.files import output_file, user_path
 from mnnsmith.verify.context import Weights
 from mnnsmith.verify.onnx_reference import open_onnx
-from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
+from mnnsmith.verify.reference import F32, IDS, PictureReference, Reference, ReferenceRun
 from mnnsmith.verify.saved_reference import RecordingReference, SavedReference, save_reference
 from mnnsmith.verify.stored import stored_checkpoint
 from mnnsmith.verify.transformers_reference import open_transformers
@@ -180,6 +180,10 @@ class _Lease:
     @property
     def name(self) -> str:
         return self._reference.name
+
+    @property
+    def pictures(self) -> PictureReference | None:
+        return self._reference.pictures
 
     @property
     def computes(self) -> bool:

@@ -16,7 +16,9 @@ T = TypeVar("T")
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 Severity: TypeAlias = Literal["error", "warning", "note"]
 # In the order in which they run; each name is a field of `Figures` or has none.
-CHECKS = ("files", "weights", "tokens", "template", "exact", "statistical", "layers", "ranges")
+CHECKS = (
+    "files", "weights", "tokens", "template", "exact", "statistical", "layers", "ranges", "vision",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,34 @@ class RangeFigures:
 
 
 @dataclass(frozen=True)
+class VisionFigures:
+    """Of a model that sees.
+
+    pictures, pictures_different: pictures and prompts that were compared with another processor,
+    and what differs.  exact, shipped, first, bisected: of the tower and the connector, as
+    `LayerFigures` has them of the text; `layer` is -1 for the embeddings of patches.
+    tiles: how many were compared so.  cases: logits after pictures at `memory: high` ("one
+    picture", "two pictures", "split", "decode"); max_kl: the largest of them.
+    kl, top1: of the text after pictures, as shipped against the original; None where nothing was
+    compared.  text_tokens: how many.
+    """
+
+    reference: str
+    pictures: int
+    pictures_different: int
+    tiles: int
+    exact: tuple[ValueDifference, ...]
+    shipped: tuple[ValueDifference, ...]
+    first: str | None
+    bisected: tuple[ValueDifference, ...]
+    cases: tuple[ExactCase, ...]
+    max_kl: float
+    kl: Interval | None
+    top1: Interval | None
+    text_tokens: int
+
+
+@dataclass(frozen=True)
 class Figures:
     """The numbers of all checks that ran."""
 
@@ -255,6 +285,7 @@ class Figures:
     statistical: StatisticalFigures | None = None
     layers: LayerFigures | None = None
     ranges: RangeFigures | None = None
+    vision: VisionFigures | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from mnnsmith.errors import MissingResourceError, SourceError, UsageError
 from mnnsmith.files import parse_json, sha256_once
 from mnnsmith.sources.checkpoint import read_whole
 from mnnsmith.verify.array_file import ArrayFile, write_arrays
-from mnnsmith.verify.reference import F32, IDS, Reference, ReferenceRun
+from mnnsmith.verify.reference import F32, IDS, PictureReference, Reference, ReferenceRun
 from mnnsmith.verify.stored import head_tensor
 
 _FORMAT = 1
@@ -46,6 +46,10 @@ class RecordingReference:
     @property
     def name(self) -> str:
         return self._reference.name
+
+    @property
+    def pictures(self) -> PictureReference | None:
+        return self._reference.pictures
 
     @property
     def computes(self) -> bool:
@@ -151,6 +155,11 @@ class SavedReference:
     @property
     def name(self) -> str:
         return f"{self._meta['name']}, saved"
+
+    @property
+    def pictures(self) -> None:
+        """Pictures are not saved."""
+        return None
 
     def check_original(self, original: Prepared) -> None:
         """See that it was made of these very files; raises `SourceError` that names one."""

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -15,12 +16,18 @@ from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.conversion.slots import read_vector
 from mnnsmith.errors import BundleError, SourceError, UnsupportedError
+from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.weights import ConstantSlot, MatrixSlot, VectorSlot
 from mnnsmith.mnn.config_files import MODEL_FILE, WEIGHT_FILE
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.sources.checkpoint import F32, BlockFormat, Checkpoint, QuantizedRows, Tensor
 from mnnsmith.verify.stored_records import StoredMatrix, StoredVector
-from mnnsmith.verify.stored_weights import EMBEDDING, StoredWeights, read_stored_weights
+from mnnsmith.verify.stored_weights import (
+    EMBEDDING,
+    StoredWeights,
+    read_stored_vision,
+    read_stored_weights,
+)
 
 HEAD_TENSOR = "lm_head.weight"
 # What `stored_checkpoint` calls its format.
@@ -49,7 +56,8 @@ class _MatrixPart:
         else:
             first = int(own.min())
             values = self.matrix.rows_of(first, int(own.max()) + 1)[own - first]
-        out[self.source[own] - start] = values
+        # A kernel of a convolution is one row of the matrix.
+        out[self.source[own] - start] = values.reshape(-1, *out.shape[1:])
         return own.size
 
 
@@ -114,15 +122,12 @@ def stored_checkpoint(bundle: Bundle, original: Prepared) -> Checkpoint:
 
     Raises `BundleError` that names every operator whose weights do not fit the model.
     """
-    stored = read_stored_weights(bundle, original.model)
-    if stored.problems:
-        shown = " ".join(finding.message for finding in stored.problems[:_SHOWN])
-        raise BundleError(
-            f"{bundle.path}: {len(stored.problems)} weights are not as the model needs them: "
-            f"{shown}",
-            "Convert the model again.",
-        )
+    stored = _sound(bundle, read_stored_weights(bundle, original.model))
     parts, untied = _all_parts(stored, original)
+    vision = original.model.vision
+    if vision is not None:
+        seen = _sound(bundle, read_stored_vision(bundle, vision.graph))
+        _add_parts(parts, vision.graph, seen, original)
     checkpoint = original.checkpoint
     tensors: dict[str, Tensor] = dict(checkpoint.tensors)
     for name, own in parts.items():
@@ -141,6 +146,18 @@ def stored_checkpoint(bundle: Bundle, original: Prepared) -> Checkpoint:
     )
 
 
+def _sound(bundle: Bundle, stored: StoredWeights) -> StoredWeights:
+    """The same, if all of it fits the model."""
+    if stored.problems:
+        shown = " ".join(finding.message for finding in stored.problems[:_SHOWN])
+        raise BundleError(
+            f"{bundle.path}: {len(stored.problems)} weights are not as the model needs them: "
+            f"{shown}",
+            "Convert the model again.",
+        )
+    return stored
+
+
 def printed_value(stored: StoredVector, original: F32) -> F32:
     """The values of a vector; of one that the converter printed, the original's where they are
     what such a print is of."""
@@ -152,23 +169,35 @@ def printed_value(stored: StoredVector, original: F32) -> F32:
     return np.where(same, original, values)
 
 
-def _all_parts(stored: StoredWeights, original: Prepared) -> tuple[Mapping[str, list[_Part]], bool]:
+def _all_parts(stored: StoredWeights, original: Prepared) -> tuple[dict[str, list[_Part]], bool]:
     """What the bundle stores of each tensor, and whether a tied head must be told apart."""
     model = original.model
     untied = model.tied and not _shared(stored, model)
     parts: dict[str, list[_Part]] = defaultdict(list)
-    for node in model.graph.all_nodes():
-        for part, slot in node.slots.items():
-            if isinstance(slot, MatrixSlot):
-                tensor = HEAD_TENSOR if untied and slot.tensor == model.head.tensor else slot.tensor
-                parts[tensor].append(_matrix_part(slot, stored.matrices[node.name]))
-            elif isinstance(slot, VectorSlot | ConstantSlot):
-                vector = stored.vectors[node.name, part]
-                parts[slot.tensor].append(_values_part(slot, vector, original))
+    renamed = {model.head.tensor: HEAD_TENSOR} if untied else {}
+    _add_parts(parts, model.graph, stored, original, renamed)
     if untied or not model.tied:
         slot = model.embedding
         parts[slot.tensor].append(_matrix_part(slot, stored.matrices[EMBEDDING]))
     return parts, untied
+
+
+def _add_parts(
+    parts: dict[str, list[_Part]],
+    graph: Graph,
+    stored: StoredWeights,
+    original: Prepared,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Add what a graph's operators read; renamed: other names for tensors of matrices."""
+    for node in graph.all_nodes():
+        for part, slot in node.slots.items():
+            if isinstance(slot, MatrixSlot):
+                tensor = renamed.get(slot.tensor, slot.tensor)
+                parts[tensor].append(_matrix_part(slot, stored.matrices[node.name]))
+            elif isinstance(slot, VectorSlot | ConstantSlot):
+                vector = stored.vectors[node.name, part]
+                parts[slot.tensor].append(_values_part(slot, vector, original))
 
 
 def _shared(stored: StoredWeights, model: LanguageModel) -> bool:

@@ -15,12 +15,14 @@ from typing import Any
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.convert import config_files
+from mnnsmith.conversion.plan import WeightPlan
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.conversion.slots import read_vector
 from mnnsmith.engine.converter import graph_json_to_mnn, mnn_to_graph_json
 from mnnsmith.errors import BundleError, SourceError
 from mnnsmith.files import read_json_object
-from mnnsmith.mnn.config_files import MODEL_FILE
+from mnnsmith.graph.graph import Graph
+from mnnsmith.mnn.config_files import MODEL_FILE, VISION_MODEL_FILE
 from mnnsmith.mnn.graph_json import Weights, graph_json
 from mnnsmith.verify.results import Finding, Severity
 from mnnsmith.version import __version__
@@ -30,6 +32,8 @@ _CONFIG = "llm_config.json"
 _WEIGHTS = frozenset({"external", "quanParameter", "gamma", "beta"})
 _OTHERWISE = frozenset({"tie_embeddings", "jinja"})
 _SHOWN = 8
+# Before the names of vision's operators, as the manifest has them.
+VISUAL = "visual/"
 _HINT = "Convert the model again; if it stays so, please report it with the model's name."
 
 
@@ -43,22 +47,45 @@ def compare_graph(bundle: Bundle, original: Prepared, reported: Collection[str])
     """
     form: Severity = "error" if bundle.manifest.data.get("mnnsmith") == __version__ else "warning"
     findings = list(_settings(bundle, original))
-    pair = _graphs(bundle, original)
+    model, plan = original.model, original.plan
+    findings += _compare(bundle, original, reported, form, MODEL_FILE, model.graph, plan)
+    if model.vision is not None and plan.vision is not None:
+        graph = model.vision.graph
+        findings += _compare(
+            bundle, original, reported, form, VISION_MODEL_FILE, graph, plan.vision
+        )
+    return findings
+
+
+def _compare(
+    bundle: Bundle,
+    original: Prepared,
+    reported: Collection[str],
+    form: Severity,
+    file: str,
+    graph: Graph,
+    plan: WeightPlan,
+) -> list[Finding]:
+    """One graph of the bundle; vision's operators have their prefix in findings."""
+    pair = _graphs(bundle, original, file, graph, plan)
     if pair is None:
-        return findings
+        return []
+    prefix = VISUAL if file == VISION_MODEL_FILE else ""
+    findings = []
     found, wanted = ({op["name"]: op for op in part} for part in pair)
     grouped: dict[tuple[Severity, str], list[str]] = {}
     for name in dict.fromkeys((*wanted, *found)):
-        if name not in reported:
+        if prefix + name not in reported:
             for severity, text in _operator(found.get(name), wanted.get(name), form):
                 grouped.setdefault((severity, text), []).append(name)
     for (severity, text), names in list(grouped.items())[:_SHOWN]:
         more = f" (and of {len(names) - 1} more operators)" if len(names) > 1 else ""
-        findings.append(Finding(severity, names[0], f"{names[0]}: {text}{more}.", _HINT))
+        place = prefix + names[0]
+        findings.append(Finding(severity, place, f"{place}: {text}{more}.", _HINT))
     if len(grouped) > _SHOWN:
         worst: Severity = "error" if any(s == "error" for s, _ in grouped) else "warning"
         text = f"{len(grouped) - _SHOWN} more differences of the graph."
-        findings.append(Finding(worst, MODEL_FILE, text))
+        findings.append(Finding(worst, file, text))
     return findings
 
 
@@ -75,20 +102,20 @@ def _settings(bundle: Bundle, original: Prepared) -> Iterator[Finding]:
 
 
 def _graphs(
-    bundle: Bundle, original: Prepared
+    bundle: Bundle, original: Prepared, file: str, graph: Graph, plan: WeightPlan
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
     """All operators of the bundle and of the original as the engine reads them back; None where the
     files are equal."""
-    weights = Weights(original.plan.records, lambda slot: read_vector(slot, original.checkpoint))
+    weights = Weights(plan.records, lambda slot: read_vector(slot, original.checkpoint))
     with tempfile.TemporaryDirectory(prefix="mnnsmith-") as folder:
-        source, written = Path(folder, "graph.json"), Path(folder, MODEL_FILE)
-        net = graph_json(original.model.graph, weights)
+        source, written = Path(folder, "graph.json"), Path(folder, file)
+        net = graph_json(graph, weights)
         source.write_text(json.dumps(net), encoding="utf-8")
         graph_json_to_mnn(source, written)
-        if written.read_bytes() == (bundle.path / MODEL_FILE).read_bytes():
+        if written.read_bytes() == (bundle.path / file).read_bytes():
             return None
         wanted = mnn_to_graph_json(written)
-    return _operators(mnn_to_graph_json(bundle.path / MODEL_FILE)), _operators(wanted)
+    return _operators(mnn_to_graph_json(bundle.path / file)), _operators(wanted)
 
 
 def _operators(net: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,8 +21,14 @@ from mnnsmith.engine.converter import mnn_to_graph_json, operators
 from mnnsmith.errors import BundleError, SourceError
 from mnnsmith.files import OpenFile, pread_exact, read_json_object
 from mnnsmith.graph.core import Node
+from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.weights import MatrixSlot, VectorSlot
-from mnnsmith.mnn.config_files import MODEL_FILE, WEIGHT_FILE
+from mnnsmith.mnn.config_files import (
+    MODEL_FILE,
+    VISION_MODEL_FILE,
+    VISION_WEIGHT_FILE,
+    WEIGHT_FILE,
+)
 from mnnsmith.mnn.weight_records import BlockEncoding, Encoding, FloatEncoding, block_header
 from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.verify.results import Finding
@@ -32,14 +39,17 @@ EMBEDDING = "embedding"
 # The engine's enumeration of stored forms: blocks of integers, fp16, fp32.
 _BLOCKS, _FP16, _FP32 = 1, 3, 8
 # Graph kinds that read weights, as the engine calls them.
-_KINDS = {"linear": "Convolution", "rms_norm": "LayerNorm", "rope": "RoPE", "table": "Const"}
+_KINDS = {
+    "linear": "Convolution", "rms_norm": "LayerNorm", "layer_norm": "LayerNorm", "rope": "RoPE",
+    "table": "Const",
+}  # fmt: skip
 # By operator and the slot's part ("gain", "bias", "values", ...).
 Vectors: TypeAlias = Mapping[tuple[str, str], StoredVector]
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """All weights of a bundle that fit the model's graph, and a finding for each that does not.
+    """All weights of a file that fit the model's graph, and a finding for each that does not.
 
     matrices: by operator, and the embedding as `EMBEDDING`.
     """
@@ -49,50 +59,82 @@ class StoredWeights:
     problems: tuple[Finding, ...]
 
 
+def read_stored_vision(bundle: Bundle, graph: Graph) -> StoredWeights:
+    """The same of a bundle's vision, whose graph in our terms is `graph`."""
+    reading = _Reading(bundle.path / VISION_MODEL_FILE, bundle.path / VISION_WEIGHT_FILE)
+    reading.add(graph)
+    return reading.result(graph)
+
+
 def read_stored_weights(bundle: Bundle, model: LanguageModel) -> StoredWeights:
-    """Read how `bundle` stores the weights of `model`; only small parts of the file are read.
+    """Read how `bundle` stores the language weights of `model`; only small parts are read.
 
     Raises `BundleError` where the bundle cannot be read at all.
     """
-    graph = mnn_to_graph_json(bundle.path / MODEL_FILE)
+    reading = _Reading(bundle.path / MODEL_FILE, bundle.path / WEIGHT_FILE)
     try:
-        reader = _Reader(OpenFile(bundle.path / WEIGHT_FILE))
         config = read_json_object(bundle.path / "llm_config.json")
     except SourceError as error:
         raise BundleError(error.message, "Convert the model again.") from error
-    by_name, problems = _operators_by_name(graph)
-    matrices: dict[str, StoredMatrix] = {}
-    vectors: dict[tuple[str, str], StoredVector] = {}
+    reading.add(model.graph)
 
-    def attempt(where: str, work: Callable[[], None]) -> None:
+    def embedding() -> None:
+        reading.matrices[EMBEDDING] = _embedding(reading.reader, config, model.embedding)
+
+    reading.attempt("llm_config.json: tie_embeddings", embedding)
+    return reading.result(model.graph)
+
+
+class _Reading:
+    """What is found in one graph and its weight file."""
+
+    def __init__(self, model: Path, weights: Path) -> None:
+        graph = mnn_to_graph_json(model)
+        try:
+            self.reader = _Reader(OpenFile(weights))
+        except SourceError as error:
+            raise BundleError(error.message, "Convert the model again.") from error
+        self.operators, self.problems = _operators_by_name(graph, model.name)
+        self.matrices: dict[str, StoredMatrix] = {}
+        self.vectors: dict[tuple[str, str], StoredVector] = {}
+
+    def attempt(self, where: str, work: Callable[[], None]) -> None:
+        """Do a part of the work; that it fails is a finding."""
         try:
             work()
         except (BundleError, SourceError) as error:
-            problems.append(Finding("error", where, error.message, error.hint))
+            self.problems.append(Finding("error", where, error.message, error.hint))
 
-    expected = {node.name: node for node in model.graph.all_nodes() if node.slots}
-    for name, node in expected.items():
-        operator = by_name.get(name)
-        attempt(name, partial(_read_node, reader, node, operator, matrices, vectors))
+    def add(self, graph: Graph) -> None:
+        """Every operator of `graph` that has weights."""
+        for node in graph.all_nodes():
+            if node.slots:
+                operator = self.operators.get(node.name)
+                read = partial(
+                    _read_node, self.reader, node, operator, self.matrices, self.vectors
+                )  # fmt: skip
+                self.attempt(node.name, read)
 
-    def embedding() -> None:
-        matrices[EMBEDDING] = _embedding(reader, config, model.embedding)
+    def result(self, graph: Graph) -> StoredWeights:
+        """All of it, with a finding for each linear layer that `graph` does not have."""
+        expected = {node.name for node in graph.all_nodes() if node.slots}
+        for name, found in self.operators.items():
+            if found.get("type") == "Convolution" and name not in expected:
+                text = f"{name}: the model has no such linear layer."
+                self.problems.append(Finding("error", name, text))
+        return StoredWeights(self.matrices, self.vectors, tuple(self.problems))
 
-    attempt("llm_config.json: tie_embeddings", embedding)
-    for name, found in by_name.items():
-        if found.get("type") == "Convolution" and name not in expected:
-            problems.append(Finding("error", name, f"{name}: the model has no such linear layer."))
-    return StoredWeights(matrices, vectors, tuple(problems))
 
-
-def _operators_by_name(graph: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
+def _operators_by_name(
+    graph: Mapping[str, Any], file: str
+) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
     """Operators of the main graph and of the experts' graphs."""
     problems: list[Finding] = []
     found: dict[str, dict[str, Any]] = {}
     for operator in operators(graph):
         name = operator.get("name") if isinstance(operator, dict) else None
         if not isinstance(name, str):
-            problems.append(Finding("error", MODEL_FILE, f"an operator has no name: {name!r:.60}"))
+            problems.append(Finding("error", file, f"an operator has no name: {name!r:.60}"))
         elif name in found:
             problems.append(Finding("error", name, f"{name}: two operators have this name."))
         else:
@@ -157,6 +199,8 @@ def _read_node(
         gain = node.slots["gain"]
         assert isinstance(gain, VectorSlot)
         vectors[name, "gain"] = _gain(reader, name, main, gain)
+    elif node.kind == "layer_norm":
+        vectors.update(_layer_norm(reader, name, main, node))
     elif node.kind == "table":
         offset, nbytes = main.integers("external", 2)[:2]
         dims = main.integers("dims", 1)
@@ -181,6 +225,20 @@ def _gain(reader: _Reader, name: str, main: Fields, slot: VectorSlot) -> StoredV
     if beta.values().view(np.uint32).any():
         raise BundleError(f"{name}: the offset stored beside its gain is not zero.")
     return gain
+
+
+def _layer_norm(
+    reader: _Reader, name: str, main: Fields, node: Node
+) -> dict[tuple[str, str], StoredVector]:
+    """Gain and bias, which stand side by side."""
+    offset, gain_bytes, bias_bytes = main.integers("external", 3)[:3]
+    places = {"gain": (offset, gain_bytes), "bias": (offset + gain_bytes, bias_bytes)}
+    found = {}
+    for part, (start, nbytes) in places.items():
+        slot = node.slots[part]
+        assert isinstance(slot, VectorSlot)
+        found[name, part] = reader.vector(f"{name}: {part}", start, nbytes, slot.size)
+    return found
 
 
 def _matrix(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mnnsmith.sources.checkpoint import Checkpoint, Tensor
 from mnnsmith.verify.module_weights import Piece, fill, parameter_pieces
 from mnnsmith.verify.reference import IDS
+from mnnsmith.verify.torch_model import decoder_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class StreamedModel:
         self._model = model
         self._checkpoint = checkpoint
         self._pool = pool
-        self._layers = list(model.base_model.layers)
+        self._layers = list(decoder_of(model).layers)
         self._embedding = model.get_input_embeddings()
         head = model.get_output_embeddings()
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -70,16 +71,20 @@ class StreamedModel:
         if tied:
             head.weight = self._embedding.weight
 
+    def fill_rest(self) -> None:
+        """Fill what is neither a block nor the embedding, such as vision, if it is not yet."""
+        if not self._rest_filled:
+            for slot in self._rest:
+                self._fill(slot, reuse=False)
+            self._rest_filled = True
+
     @contextmanager
     def running(self, ids: IDS) -> Iterator[IDS]:
         """Within, blocks are filled before their forward and emptied after it; gives the ids to
         feed."""
         import torch
 
-        if not self._rest_filled:
-            for slot in self._rest:
-                self._fill(slot, reuse=False)
-            self._rest_filled = True
+        self.fill_rest()
         unique, places = np.unique(ids, return_inverse=True)
         name = f"{self._names[id(self._embedding)]}.weight"
         table = torch.from_numpy(_rows_of(self._checkpoint.tensors[name], unique))

@@ -20,11 +20,11 @@ from mnnsmith.mnn.mtok_reader import read_mtok
 from mnnsmith.sources.checkpoint import TokenizerFiles
 from mnnsmith.text.template import ChatTemplate
 from mnnsmith.verify.context import Context
-from mnnsmith.verify.dialogues import DIALOGUES, Dialogue
+from mnnsmith.verify.dialogues import Dialogue, dialogues
 from mnnsmith.verify.results import Finding, Outcome, Severity, TextFigures
 from mnnsmith.verify.token_files import Truth, truth
 from mnnsmith.verify.tokens import TRANSFORMERS_ERRORS, original_folder
-from mnnsmith.verify.torch_model import load_tokenizer
+from mnnsmith.verify.torch_model import load_processor, load_tokenizer
 
 _CONFIG_FILE = "llm_config.json"
 _EXAMPLES = 2
@@ -57,7 +57,9 @@ def check_template(context: Context) -> Outcome[TextFigures]:
         return _absent(bundle, source)
     texts = list(_sources(bundle, expected))
     with _open(bundle.chat_template, _names(bundle)) as ours, _open(source, expected.files) as own:
-        prompts = [_Prompt(dialogue, _render(own, dialogue)) for dialogue in DIALOGUES]
+        prompts = [
+            _Prompt(dialogue, _render(own, dialogue)) for dialogue in dialogues(sees=_sees(bundle))
+        ]
         name, prompts, notes = _by_transformers(context, prompts)
         found = [(prompt, _render(ours, prompt.dialogue)) for prompt in prompts]
     differing = [(p.dialogue.name, text, p.text) for p, text in found if text != p.text]
@@ -74,6 +76,10 @@ def check_template(context: Context) -> Outcome[TextFigures]:
     if texts:
         summary = f"what the bundle has is not the original's; {summary}"
     return Outcome(summary, TextFigures(len(prompts), len(differing), engine), tuple(findings))
+
+
+def _sees(bundle: Bundle) -> bool:
+    return bundle.manifest.model.get("vision") is not None
 
 
 def _absent(bundle: Bundle, source: str | None) -> Outcome[TextFigures]:
@@ -100,7 +106,7 @@ def _open(source: str, names: TokenizerFiles) -> ChatTemplate:
 
 def _render(template: ChatTemplate, dialogue: Dialogue) -> str | None:
     try:
-        return template.render(dialogue.messages, **dialogue.variables)
+        return template.render(dialogue.given, **dialogue.variables)
     except TemplateError:
         return None
 
@@ -138,13 +144,13 @@ def _by_transformers(
     name = f"transformers {transformers.__version__}"
     rendered = []
     try:
-        tokenizer = load_tokenizer(folder)
+        renderer = load_processor(folder) if _sees(context.bundle) else load_tokenizer(folder)
         for prompt in prompts:
             text = prompt.text
             # What our own renderer refused or stopped is not run without its limits.
             if text is not None:
-                text = tokenizer.apply_chat_template(
-                    [dict(message) for message in prompt.dialogue.messages],
+                text = renderer.apply_chat_template(
+                    [dict(message) for message in prompt.dialogue.given],
                     tokenize=False,
                     **{"add_generation_prompt": True, **prompt.dialogue.variables},
                 )

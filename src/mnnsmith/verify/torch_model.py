@@ -12,6 +12,10 @@ from mnnsmith.files import read_json_object
 from mnnsmith.sources.checkpoint import Checkpoint
 from mnnsmith.sources.safetensors import SafeTensor
 
+# Files that may name code of the checkpoint.
+_CONFIGS = (
+    "tokenizer_config.json", "config.json", "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
 _FLOATS = ("F32", "F16", "BF16")
 # Keys of a config that say how weights are stored, or name code; neither is for us.
 _STORAGE_KEYS = ("quantization_config", "auto_map", "dtype", "torch_dtype", "transformers_version")
@@ -61,16 +65,31 @@ def load_tokenizer(folder: Path) -> Any:
     """
     import transformers
 
-    for name in ("tokenizer_config.json", "config.json"):
-        path = folder / name
-        code = read_json_object(path).get("auto_map") if path.is_file() else None
-        # A list is how it was once written for tokenizers.
-        if isinstance(code, list) or (isinstance(code, dict) and "AutoTokenizer" in code):
-            raise UnsupportedError(f"{name} names code of the checkpoint, which is not run")
+    _refuse_code(folder, "AutoTokenizer")
     with quiet():
         return transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
+
+
+def load_processor(folder: Path) -> Any:
+    """As `load_tokenizer`, with what prepares pictures, by Pillow."""
+    import transformers
+
+    _refuse_code(folder, "AutoTokenizer", "AutoProcessor", "AutoImageProcessor")
+    with quiet():
+        return transformers.AutoProcessor.from_pretrained(
+            str(folder), backend="pil", local_files_only=True, trust_remote_code=False
+        )
+
+
+def _refuse_code(folder: Path, *classes: str) -> None:
+    for name in _CONFIGS:
+        path = folder / name
+        code = read_json_object(path).get("auto_map") if path.is_file() else None
+        # A list is how it was once written for tokenizers.
+        if isinstance(code, list) or (isinstance(code, dict) and code.keys() & set(classes)):
+            raise UnsupportedError(f"{name} names code of the checkpoint, which is not run")
 
 
 def own_folder(checkpoint: Checkpoint) -> Path | None:
@@ -84,12 +103,26 @@ def own_folder(checkpoint: Checkpoint) -> Path | None:
     return configs[0].parent if plain and len(configs) == 1 and not quantized else None
 
 
+def decoder_of(model: Any) -> Any:
+    """The part of a model that has the blocks of the text: of one that sees, a part of its base."""
+    base = model.base_model
+    return base.text_model if hasattr(base, "text_model") else base
+
+
+def _kind(checkpoint: Checkpoint) -> Any:
+    """The class of transformers that opens it."""
+    _, transformers = torch_and_transformers()
+    if "vision_config" in checkpoint.config:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
 def load_folder(folder: Path, checkpoint: Checkpoint) -> Any:
     """The folder's model in float32, by transformers' own reader."""
-    torch, transformers = torch_and_transformers()
+    torch, _ = torch_and_transformers()
     with quiet():
         try:
-            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            model, report = _kind(checkpoint).from_pretrained(
                 folder, dtype=torch.float32, attn_implementation=_ATTENTION, use_safetensors=True,
                 local_files_only=True, trust_remote_code=False, output_loading_info=True,
             )  # fmt: skip
@@ -111,9 +144,9 @@ def build(checkpoint: Checkpoint) -> Any:
     fields = {k: v for k, v in checkpoint.config.items() if k not in _STORAGE_KEYS}
     with quiet(), _parameters_on_meta(torch):
         try:
-            kind = transformers.CONFIG_MAPPING[checkpoint.model_type]
-            model = transformers.AutoModelForCausalLM.from_config(
-                kind.from_dict(fields), dtype=torch.float32, attn_implementation=_ATTENTION,
+            config = transformers.CONFIG_MAPPING[checkpoint.model_type].from_dict(fields)
+            model = _kind(checkpoint).from_config(
+                config, dtype=torch.float32, attn_implementation=_ATTENTION,
                 trust_remote_code=False,
             )  # fmt: skip
         except _CONFIG_ERRORS as error:

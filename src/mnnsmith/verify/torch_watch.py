@@ -63,10 +63,11 @@ class ValueWatch(_Watch):
 
     def values(self, windows: int, n: int) -> dict[str, npt.NDArray[np.float32]]:
         """What was kept, by name: float32 [windows, n, width]."""
-        return {
-            name: np.concatenate(parts).reshape(windows, n, -1)
-            for name, parts in self._parts.items()
-        }
+        return {name: rows.reshape(windows, n, -1) for name, rows in self.rows().items()}
+
+    def rows(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The same as rows of the last dimension, float32 [any, width]."""
+        return {name: np.concatenate(parts) for name, parts in self._parts.items()}
 
     def _before(self, names: Collection[str]) -> Any:
         def hook(module: Any, arguments: Any, named: Any) -> None:

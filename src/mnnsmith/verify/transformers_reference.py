@@ -22,12 +22,14 @@ from mnnsmith.verify.stored import BUNDLE_FORMAT, head_tensor
 from mnnsmith.verify.streaming import StreamedModel
 from mnnsmith.verify.torch_model import (
     build,
+    decoder_of,
     load_folder,
     own_folder,
     quiet,
     torch_and_transformers,
 )
 from mnnsmith.verify.torch_watch import RouterWatch, ValueWatch
+from mnnsmith.verify.transformers_pictures import TransformersPictures
 
 # Working memory of one block on a batch of windows.
 _ACTIVATIONS_BYTES = 512 << 20
@@ -112,12 +114,21 @@ class TransformersReference:
         self._pool = pool
         self._threads = threads
         self._streaming = streaming
-        self._values = module_values(model, {n for n, _ in torch_model.named_modules()})
+        self._values = module_values(model.graph, {n for n, _ in torch_model.named_modules()})
         self._decisive: dict[tuple[int, bytes], npt.NDArray[np.bool_]] = {}
 
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def pictures(self) -> TransformersPictures | None:
+        """As `Reference.pictures`."""
+        if self._model.vision is None:
+            return None
+        return TransformersPictures(
+            self._torch_model, self._model.vision, self._streaming, self._computing
+        )
 
     @property
     def computes(self) -> bool:
@@ -209,15 +220,15 @@ class TransformersReference:
         fed = ids
         if self._streaming is not None:
             fed = stack.enter_context(self._streaming.running(ids))
-        base = self._torch_model.base_model
-        return base(input_ids=torch.from_numpy(fed), use_cache=False).last_hidden_state
+        decoder = decoder_of(self._torch_model)
+        return decoder(input_ids=torch.from_numpy(fed), use_cache=False).last_hidden_state
 
     @contextmanager
     def _in_batches(self, windows: int, n: int) -> Iterator[None]:
         """Have every block work on as many windows at a time as memory allows."""
         floats = _floats_per_token(self._model, n)
         size = max(1, _ACTIVATIONS_BYTES // (4 * floats * n))
-        layers = list(self._torch_model.base_model.layers)
+        layers = list(decoder_of(self._torch_model).layers)
         if size >= windows:
             yield
             return

@@ -43,8 +43,10 @@ from mnnsmith.verify.statistical import check_statistical
 from mnnsmith.verify.template import check_template
 from mnnsmith.verify.tokens import check_tokens
 from mnnsmith.verify.user_text import read_user_texts
+from mnnsmith.verify.vision import check_vision
 from mnnsmith.verify.weights import check_weights
 from mnnsmith.version import __version__
+from mnnsmith.vision.load import load_picture
 
 LEVELS: tuple[Level, ...] = ("quick", "full")
 # Whose weights the reference of a check has; the others need none.
@@ -52,9 +54,16 @@ _REFERENCES: Mapping[str, tuple[Weights, ...]] = {
     "exact": ("stored",),
     "statistical": ("original",),
     "layers": ("stored", "original"),
+    "vision": ("stored", "original"),
 }
-# Those that read the texts of a user.
-_READ_TEXTS = ("tokens", "statistical", "ranges")
+# Which checks an option is for.
+_USERS: Mapping[str, tuple[str, ...]] = {
+    "--bisect": ("layers",),
+    "--text": ("tokens", "statistical", "ranges"),
+    "--image": ("vision",),
+    "--reference": tuple(_REFERENCES),
+}
+_BLIND = "the model sees no pictures"
 # (check, done, total), in the check's own units
 Progress = Callable[[str, int, int], None]
 
@@ -79,6 +88,7 @@ def verify(
     level: str = "quick",
     checks: Sequence[str] | None = None,
     texts: Sequence[str | Path] = (),
+    images: Sequence[str | Path] = (),
     reference: str | Path = "auto",
     save_reference: str | Path | None = None,
     bisect: bool = False,
@@ -94,7 +104,8 @@ def verify(
     source: the original as `convert` takes it; None takes the hub id that the bundle names, from
     the hub's local cache.  revision, offline: for a hub id that is given.
     level: "quick" or "full".  checks: names out of `CHECKS`; None runs all that can run, and says
-    of the others why they are skipped.  texts: files in place of the shipped text.
+    of the others why they are skipped.  texts, images: files in place of the shipped text and
+    pictures.
     reference: "transformers", "onnx", "auto", which takes what is installed, or a file that
     `save_reference` named in another verification.
     bisect: go on inside the first block that differs.  device: where the bundle runs, see
@@ -115,6 +126,9 @@ def verify(
     files = tuple(Path(text) for text in texts)
     # Before any work: that they can be read.
     read_user_texts(files)
+    pictures = tuple(Path(image) for image in images)
+    for path in pictures:
+        load_picture(path)
     if source is None and (revision is not None or offline):
         raise UsageError(
             "A revision, or offline, is about a source, and none is given.", "Give --source MODEL."
@@ -122,17 +136,19 @@ def verify(
     statistics = limits.needs_statistics or (
         baseline is not None and baseline.figures.statistical is not None
     )
-    names = _chosen_checks(checks, chosen, statistics=statistics, bisect=bisect, texts=files,
-                           named=reference != "auto")  # fmt: skip
+    given = {"--bisect": bisect, "--text": bool(files), "--image": bool(pictures),
+             "--reference": reference != "auto"}  # fmt: skip
+    names = _chosen_checks(bundle, checks, chosen, statistics=statistics, given=given)
     needed = names if checks is not None else ("statistical",) if statistics else ()
-    lacking = _lacking(names, chosen, needed)
-    outline = _outline(bundle, source, revision, offline, names, lacking, chosen)
+    skipped = {} if "vision" not in names or _sees(bundle) else {"vision": _BLIND}
+    skipped |= _lacking([name for name in names if name not in skipped], chosen, needed)
+    outline = _outline(bundle, source, revision, offline, names, skipped, chosen)
     outline = _fitting(outline, engines.device, wanted=checks is not None)
     if baseline is not None:
         require_same_model(_subject(outline, engines), baseline.subject)
     context = Context(
         outline.bundle, outline.original, chosen_level, engines.open, _no_reference, files, threads,
-        bisect,
+        pictures, bisect,
     )  # fmt: skip
     report = progress or (lambda check, done, total: None)
     done, figures = _compare(outline, context, report)
@@ -160,41 +176,42 @@ def _level(text: str) -> Level:
 
 
 def _chosen_checks(
+    path: str | Path,
     checks: Sequence[str] | None,
     reference: Chosen,
     *,
     statistics: bool,
-    bisect: bool,
-    texts: Sequence[Path],
-    named: bool,
+    given: Mapping[str, bool],
 ) -> tuple[str, ...]:
     """The checks in their order, if every option is of use to one of them.
 
-    statistics: a gate needs them.  named: the user said which reference.
+    statistics: a gate needs them.  given: whether the user gave an option.
     """
     unknown = [name for name in checks or () if name not in CHECKS]
     if unknown:
         raise UsageError(f"{unknown[0]!r:.60} is no check.", f"There are: {', '.join(CHECKS)}.")
     if checks is not None and not checks:
         raise UsageError("No check is chosen.", f"There are: {', '.join(CHECKS)}.")
-    chosen = tuple(name for name in _CHECKS if checks is None or name in checks)
+    wanted = [n for n in CHECKS if n != "vision" or _sees(path)] if checks is None else checks
+    chosen = tuple(name for name in _CHECKS if name in wanted)
     if "statistical" not in chosen and (statistics or reference.save_as):
         raise UsageError(
             "Thresholds, a baseline with figures, and a reference to save need the statistical "
             "check.",
             "Add it: --check " + ",".join((*chosen, "statistical")),
         )
-    for given, option, users in (
-        (bisect, "--bisect", ("layers",)),
-        (bool(texts), "--text", _READ_TEXTS),
-        (named, "--reference", tuple(_REFERENCES)),
-    ):
-        if given and not set(users) & set(chosen):
+    for option, users in _USERS.items():
+        if given[option] and not set(users) & set(chosen):
             raise UsageError(
                 f"{option} is of no use to {', '.join(chosen)}.",
                 f"Leave it out, or add one of the checks that it is for: {', '.join(users)}.",
             )
     return chosen
+
+
+def _sees(path: str | Path) -> bool:
+    """Whether a bundle's model takes pictures."""
+    return open_bundle(path, whole=False).manifest.model.get("vision") is not None
 
 
 def _lacking(chosen: Sequence[str], reference: Chosen, needed: Collection[str]) -> dict[str, str]:
@@ -232,7 +249,7 @@ def _outline(
     revision: str | None,
     offline: bool,
     chosen: tuple[str, ...],
-    lacking: Mapping[str, str],
+    skipped: Mapping[str, str],
     reference: Chosen,
 ) -> _Outline:
     # What is damaged is for the check "files" to say.
@@ -245,7 +262,7 @@ def _outline(
         )  # fmt: skip
     if reference.save_as is not None:
         _check_apart(reference.save_as, bundle, original)
-    return _Outline(bundle, original, chosen, lacking, reference)
+    return _Outline(bundle, original, chosen, skipped, reference)
 
 
 def _check_apart(path: Path, bundle: Bundle, original: Prepared | None) -> None:
@@ -402,4 +419,5 @@ _CHECKS: Mapping[str, Callable[[Context], Outcome[Any]]] = {
     "statistical": check_statistical,
     "layers": check_layers,
     "ranges": check_ranges,
+    "vision": check_vision,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -18,13 +18,19 @@ from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.conversion.slots import read_vector
 from mnnsmith.engine.machine import usable_processors
 from mnnsmith.errors import MnnsmithError, UsageError
+from mnnsmith.graph.graph import Graph
 from mnnsmith.graph.weights import MatrixSlot, Role, Table
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.results import Finding, Outcome, StoredWeight, WeightFigures
 from mnnsmith.verify.stored import printed_value
-from mnnsmith.verify.stored_graph import compare_graph
+from mnnsmith.verify.stored_graph import VISUAL, compare_graph
 from mnnsmith.verify.stored_records import StoredMatrix
-from mnnsmith.verify.stored_weights import EMBEDDING, StoredWeights, read_stored_weights
+from mnnsmith.verify.stored_weights import (
+    EMBEDDING,
+    StoredWeights,
+    read_stored_vision,
+    read_stored_weights,
+)
 from mnnsmith.verify.weight_rows import (
     RowDifference,
     WideScale,
@@ -41,6 +47,15 @@ _LOOKED_FOR = 16
 _HINT = "Convert the model again; if it stays so, please report it with the model's name."
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The weights of language or vision.  prefix: of its operators' names in results."""
+
+    prefix: str
+    graph: Graph
+    stored: StoredWeights
+
+
 def check_weights(context: Context) -> Outcome[WeightFigures]:
     """Compare every matrix, gain, bias, constant and the embedding with the original, and all that
     the graph says of its operators.
@@ -53,10 +68,14 @@ def check_weights(context: Context) -> Outcome[WeightFigures]:
     original = context.original
     if original is None:
         raise UsageError("Weights cannot be compared without the original.", "Give --source MODEL.")
-    stored = read_stored_weights(context.bundle, original.model)
-    findings = list(stored.problems)
+    parts = [_Part("", original.model.graph, read_stored_weights(context.bundle, original.model))]
+    vision = original.model.vision
+    if vision is not None:
+        seen = read_stored_vision(context.bundle, vision.graph)
+        parts.append(_Part(VISUAL, vision.graph, seen))
+    findings = [_within(part, finding) for part in parts for finding in part.stored.problems]
     figures: list[StoredWeight] = []
-    tasks = list(_pairs(stored, original))
+    tasks = [*_pairs(parts[0].stored, original), *_vision_pairs(parts[1:], original)]
     with ThreadPoolExecutor(context.threads or usable_processors()) as pool:
         for task, matrix, difference in _differences(pool, tasks):
             figures.append(_figure(task, matrix, difference))
@@ -64,7 +83,8 @@ def check_weights(context: Context) -> Outcome[WeightFigures]:
             findings += _scheme_findings(task, matrix)
             if difference.off.size:
                 findings.append(_row_finding(task, matrix, difference))
-    findings += _vector_findings(stored, original)
+    for part in parts:
+        findings += [_within(part, finding) for finding in _vector_findings(part, original)]
     wrong = {finding.where for finding in findings if finding.severity == "error"}
     findings += compare_graph(context.bundle, original, wrong)
     findings += _outliers([figure for figure in figures if figure.operator not in wrong])
@@ -84,6 +104,23 @@ def _pairs(stored: StoredWeights, original: Prepared) -> Iterator[tuple[MatrixTa
     for name, task in tasks.items():
         if name in stored.matrices:
             yield task, stored.matrices[name]
+
+
+def _vision_pairs(
+    parts: Sequence[_Part], original: Prepared
+) -> Iterator[tuple[MatrixTask, StoredMatrix]]:
+    """The same of vision; names get its prefix."""
+    for part in parts:
+        plan = original.plan.vision
+        assert plan is not None
+        for task in plan.matrices:
+            if task.name in part.stored.matrices:
+                yield replace(task, name=part.prefix + task.name), part.stored.matrices[task.name]
+
+
+def _within(part: _Part, finding: Finding) -> Finding:
+    """A finding on a part, with the prefix of its names."""
+    return replace(finding, where=part.prefix + finding.where) if part.prefix else finding
 
 
 def _differences(
@@ -164,10 +201,10 @@ def _source_row(slot: MatrixSlot, row: int) -> int:
     return row if slot.transposed else int(slot.source_rows()[row])
 
 
-def _vector_findings(stored: StoredWeights, original: Prepared) -> Iterator[Finding]:
+def _vector_findings(found_in: _Part, original: Prepared) -> Iterator[Finding]:
     """Gains, biases, routers and computed tables must be equal to the last bit."""
-    nodes = {node.name: node for node in original.model.graph.all_nodes()}
-    for (name, part), vector in stored.vectors.items():
+    nodes = {node.name: node for node in found_in.graph.all_nodes()}
+    for (name, part), vector in found_in.stored.vectors.items():
         slot = nodes[name].slots[part]
         tensor = "computed" if isinstance(slot, Table) else slot.tensor
         try:

@@ -1,0 +1,1 @@
+"""Any ONNX model as a module of the engine: right, or refused."""

@@ -1,0 +1,1 @@
+"""Pictures and videos as vision-language models take them: loading, tiles, prompt text."""
