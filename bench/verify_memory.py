@@ -83,7 +83,7 @@ def child(folder: Path, way: str, windows: int, tokens: int) -> None:
     import numpy as np
 
     from mnnsmith.api import prepare
-    from mnnsmith.verify.transformers_reference import open_transformers
+    from mnnsmith.verify.references.transformers_reference import open_transformers
 
     ready = prepare(folder)
     vocabulary = ready.model.embedding.rows

@@ -480,7 +480,8 @@ def stored_weights(shop: Workshop) -> Target:
     from mnnsmith.conversion.stream import write_weights
     from mnnsmith.mnn.graph_json import Weights, graph_json
     from mnnsmith.sources.checkpoint import read_whole
-    from mnnsmith.verify import stored, stored_weights
+    from mnnsmith.verify.stored import checkpoint as stored
+    from mnnsmith.verify.stored import weights as stored_weights
 
     folder = shop.root / "stored"
     shutil.copytree(shop.bundle, folder)
@@ -549,7 +550,7 @@ def graph_bytes(shop: Workshop) -> Target:
 def verification(shop: Workshop) -> Target:
     """A baseline, or what a report is made of."""
     from mnnsmith.api import report_page
-    from mnnsmith.verify.results_json import read_verification, to_json
+    from mnnsmith.verify.output.results_json import read_verification, to_json
     from verification_samples import verification as sample
 
     document = json.loads(to_json(sample("bundle")))
@@ -567,8 +568,8 @@ def verification(shop: Workshop) -> Target:
 def saved_reference(shop: Workshop) -> Target:
     import numpy as np
 
-    from mnnsmith.verify.array_file import write_arrays
-    from mnnsmith.verify.saved_reference import SavedReference
+    from mnnsmith.verify.references.array_file import write_arrays
+    from mnnsmith.verify.references.saved_reference import SavedReference
 
     path = shop.root / "reference.npz"
     ids = np.arange(6, dtype=np.int64)

@@ -13,8 +13,8 @@ from mnnsmith.bundle.manifest import VERIFICATION
 from mnnsmith.cli.report import report
 from mnnsmith.errors import BundleError, UsageError
 from mnnsmith.selftest import write_tiny_checkpoint
-from mnnsmith.verify.record import record
-from mnnsmith.verify.results_json import to_json
+from mnnsmith.verify.output.record import record
+from mnnsmith.verify.output.results_json import to_json
 from verification_samples import verification
 
 pytestmark = pytest.mark.engine

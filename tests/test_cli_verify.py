@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mnnsmith.conversion.convert import convert
-from mnnsmith.verify.results_json import read_verification
+from mnnsmith.verify.output.results_json import read_verification
 from text_samples import template_source
 from verify_samples import RECIPE, change_mtok, without_merge, write_model
 

@@ -17,7 +17,7 @@ from mnnsmith.api import Engine, convert, prepare
 from mnnsmith.bundle import Bundle
 from mnnsmith.errors import RecipeError
 from mnnsmith.quant.recipe import Clip, describe, parse_recipe
-from mnnsmith.verify.probe import Probe
+from mnnsmith.verify.checks.probe import Probe
 from peaky import CASES, MIXTURES, make_checkpoint
 from tiny_checkpoint import write_checkpoint
 

@@ -100,7 +100,7 @@ def test_the_engine_refuses_hostile_bundles(
 def test_verification_survives_damaged_graphs(tmp_path: Path) -> None:
     """A graph that the engine's converter still reads, or not: findings or an error of ours."""
     from mnnsmith.api import convert
-    from mnnsmith.verify.weights import check_weights
+    from mnnsmith.verify.checks.weights import check_weights
     from verify_samples import RECIPE, context, write_model
 
     write_model(tmp_path / "model")

@@ -13,8 +13,8 @@ import pytest
 
 from exact import Pair, log_softmax
 from mnnsmith.api import convert, export_onnx, prepare
-from mnnsmith.verify.onnx_reference import open_onnx
-from mnnsmith.verify.stored import stored_checkpoint
+from mnnsmith.verify.references.onnx_reference import open_onnx
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
 from onnx_runs import OnnxModel
 from peaky import CASES, MIXTURES, make_checkpoint
 

@@ -30,7 +30,7 @@ from mnnsmith.models.language_model import LanguageModel
 from mnnsmith.onnx import decoder, export, vision, weights
 from mnnsmith.onnx.draft import FLOAT, FLOAT16, Weight
 from mnnsmith.sources.checkpoint import Checkpoint, TokenizerFiles
-from mnnsmith.verify.onnx_reference import open_onnx
+from mnnsmith.verify.references.onnx_reference import open_onnx
 from onnx_runs import OnnxModel
 from tiny_checkpoint import (
     logits,

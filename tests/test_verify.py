@@ -16,11 +16,13 @@ import pytest
 from mnnsmith import api
 from mnnsmith.conversion.convert import convert
 from mnnsmith.errors import BundleError, EngineError, MissingResourceError, UsageError
-from mnnsmith.verify import memory, references
 from mnnsmith.verify import verify as verify_module
 from mnnsmith.verify.context import Context
 from mnnsmith.verify.gates import Thresholds
-from mnnsmith.verify.record import recorded_verification
+from mnnsmith.verify.output.record import recorded_verification
+from mnnsmith.verify.output.results_json import parse_verification, to_json
+from mnnsmith.verify.references import memory
+from mnnsmith.verify.references import shared as references
 from mnnsmith.verify.results import (
     CHECKS,
     ExactFigures,
@@ -30,7 +32,6 @@ from mnnsmith.verify.results import (
     TextFigures,
     Verification,
 )
-from mnnsmith.verify.results_json import parse_verification, to_json
 from text_samples import template_source
 from tiny_checkpoint import write_checkpoint
 from verification_samples import statistical

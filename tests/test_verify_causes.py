@@ -9,8 +9,8 @@ import pytest
 
 from mnnsmith.graph.core import Node
 from mnnsmith.graph.values import Layout, Value
-from mnnsmith.verify.causes import Evidence, likely_cause
-from mnnsmith.verify.differences import compare
+from mnnsmith.verify.checks.causes import Evidence, likely_cause
+from mnnsmith.verify.measure.differences import compare
 
 IDS = (np.arange(20) % 7, (np.arange(20) + 3) % 7)
 VALUE = Value(0, "layer0/attention/mix", ("seq", 32, 1, 1), Layout.NC4HW4)

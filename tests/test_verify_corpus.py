@@ -7,10 +7,10 @@ import subprocess
 import sys
 import unicodedata
 
-from mnnsmith.verify.corpus import corpus_strings
+from mnnsmith.verify.texts.corpus import corpus_strings
 
 PRINT_HASH = (
-    "import hashlib; from mnnsmith.verify.corpus import corpus_strings as c; "
+    "import hashlib; from mnnsmith.verify.texts.corpus import corpus_strings as c; "
     "print(hashlib.sha256('\\0'.join(c()).encode()).hexdigest())"
 )
 

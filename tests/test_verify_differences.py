@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mnnsmith.verify.differences import compare, merged
+from mnnsmith.verify.measure.differences import compare, merged
 
 
 def values(seed: int = 0, n: int = 40, width: int = 64) -> np.ndarray:

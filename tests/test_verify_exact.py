@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from mnnsmith.api import Engine, convert, open_bundle, prepare
+from mnnsmith.verify.checks.exact import MAX_KL, check_exact
 from mnnsmith.verify.context import Context
-from mnnsmith.verify.exact import MAX_KL, check_exact
+from mnnsmith.verify.output.results_json import non_finite
+from mnnsmith.verify.references.together import run_together
+from mnnsmith.verify.references.transformers_reference import open_transformers
 from mnnsmith.verify.results import ExactFigures, Outcome
-from mnnsmith.verify.results_json import non_finite
-from mnnsmith.verify.stored import stored_checkpoint
-from mnnsmith.verify.together import run_together
-from mnnsmith.verify.transformers_reference import open_transformers
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
 from peaky import CASES, MIXTURES, make_checkpoint
 from tiny_checkpoint import VOCAB
 from verify_stand_ins import StandInEngine, StandInReference, stand_in_context

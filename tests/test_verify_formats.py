@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from mnnsmith.verify import junit, markdown
+from mnnsmith.verify.output import junit, markdown
 from mnnsmith.verify.results import Check, Figures, Finding
 from verification_samples import HOSTILE, judged
 

@@ -10,8 +10,8 @@ import pytest
 
 from mnnsmith.errors import UsageError
 from mnnsmith.verify.gates import Thresholds, judge, require_same_model
-from mnnsmith.verify.intervals import mean_interval, rate_interval
-from mnnsmith.verify.metrics import histogram
+from mnnsmith.verify.measure.intervals import mean_interval, rate_interval
+from mnnsmith.verify.measure.metrics import histogram
 from mnnsmith.verify.results import (
     FORMAT,
     Check,

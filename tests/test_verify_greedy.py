@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mnnsmith.verify.greedy import Draft, engine_draft, greedy_text
+from mnnsmith.verify.checks.greedy import Draft, engine_draft, greedy_text
 from verify_stand_ins import VOCAB, StandInEngine, StandInReference, true_logits
 
 PROMPTS = np.random.default_rng(3).integers(0, VOCAB, (3, 5))

@@ -16,12 +16,12 @@ from mnnsmith.api import Engine, convert, prepare
 from mnnsmith.bundle import open_bundle
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.errors import UsageError
+from mnnsmith.verify.checks.layers import allowed_error, check_layers
 from mnnsmith.verify.context import Context, Weights
-from mnnsmith.verify.layers import allowed_error, check_layers
-from mnnsmith.verify.onnx_reference import open_onnx
-from mnnsmith.verify.reference import Reference
-from mnnsmith.verify.stored import stored_checkpoint
-from mnnsmith.verify.transformers_reference import open_transformers
+from mnnsmith.verify.references.onnx_reference import open_onnx
+from mnnsmith.verify.references.reference import Reference
+from mnnsmith.verify.references.transformers_reference import open_transformers
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
 from peaky import CASES, MIXTURES, make_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.reference]

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mnnsmith.verify import intervals, metrics
+from mnnsmith.verify.measure import intervals, metrics
 from mnnsmith.verify.results import Interval
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mnnsmith.api import prepare
 from mnnsmith.errors import MissingResourceError
-from mnnsmith.verify import onnx_reference
+from mnnsmith.verify.references import onnx_reference
 from peaky import CASES, make_checkpoint
 
 pytestmark = [pytest.mark.reference]

@@ -23,7 +23,7 @@ from mnnsmith.errors import BundleError, EngineError, MissingResourceError, Usag
 from mnnsmith.graph.graph import Graph
 from mnnsmith.mnn.net_extension import extend_net, tensor_names
 from mnnsmith.verify import probe as probe_module
-from mnnsmith.verify.probe import Probe, readable
+from mnnsmith.verify.checks.probe import Probe, readable
 from peaky import CASES, MIXTURES, make_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.reference]

@@ -21,9 +21,9 @@ from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.engine.emulated import PREPARE_COMMAND, EmulatedDevice
 from mnnsmith.errors import UsageError
 from mnnsmith.text.tokenizer import TextTokenizer
+from mnnsmith.verify.checks.ranges import check_ranges, layer_numbers, measured
 from mnnsmith.verify.context import Context
-from mnnsmith.verify.ranges import check_ranges, layer_numbers, measured
-from mnnsmith.verify.texts import shipped_sections
+from mnnsmith.verify.texts.windows import shipped_sections
 from peaky import CASES, MIXTURES, load_reference, make_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.reference]
@@ -165,7 +165,7 @@ def test_scores_are_bounded_from_above(tmp_path: Path) -> None:
     """The bound is one: no score of transformers is larger; and it is not far from the largest."""
     import torch
 
-    from mnnsmith.verify import ranges
+    from mnnsmith.verify.checks import ranges
 
     model = make_checkpoint(CASES["llama"], tmp_path / "model")
     convert(tmp_path / "model", tmp_path / "bundle", recipe="fp16")

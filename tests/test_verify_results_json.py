@@ -14,8 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mnnsmith.errors import UsageError
+from mnnsmith.verify.output.results_json import (
+    non_finite,
+    parse_verification,
+    read_verification,
+    to_json,
+)
 from mnnsmith.verify.results import Check, Figures, Interval, Verification
-from mnnsmith.verify.results_json import non_finite, parse_verification, read_verification, to_json
 from verification_samples import judged, statistical
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

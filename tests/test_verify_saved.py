@@ -16,8 +16,12 @@ from exact import prompt
 from mnnsmith.api import prepare
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.errors import MissingResourceError, SourceError, UsageError
-from mnnsmith.verify.saved_reference import RecordingReference, SavedReference, save_reference
-from mnnsmith.verify.transformers_reference import open_transformers
+from mnnsmith.verify.references.saved_reference import (
+    RecordingReference,
+    SavedReference,
+    save_reference,
+)
+from mnnsmith.verify.references.transformers_reference import open_transformers
 from peaky import CASES, MIXTURES, make_checkpoint
 
 pytestmark = [pytest.mark.reference]
@@ -65,7 +69,7 @@ def test_answers_as_the_reference_does(tmp_path: Path, dtype: str) -> None:
 
 
 def test_runs_that_others_begin_with_are_not_kept() -> None:
-    from mnnsmith.verify.reference import ReferenceRun
+    from mnnsmith.verify.references.reference import ReferenceRun
 
     class Stub:
         name = "stub"

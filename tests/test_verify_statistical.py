@@ -13,11 +13,11 @@ import pytest
 from mnnsmith.api import Engine, convert, prepare
 from mnnsmith.errors import UsageError
 from mnnsmith.text.tokenizer import TextTokenizer
+from mnnsmith.verify.checks.statistical import check_statistical
 from mnnsmith.verify.context import Context
-from mnnsmith.verify.results_json import non_finite
-from mnnsmith.verify.statistical import check_statistical
-from mnnsmith.verify.texts import cut_windows, shipped_sections
-from mnnsmith.verify.transformers_reference import open_transformers
+from mnnsmith.verify.output.results_json import non_finite
+from mnnsmith.verify.references.transformers_reference import open_transformers
+from mnnsmith.verify.texts.windows import cut_windows, shipped_sections
 from verify_stand_ins import StandInEngine, StandInReference, stand_in_context, true_logits
 
 # The token of "e", often the right one.

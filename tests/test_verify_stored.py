@@ -14,7 +14,7 @@ from mnnsmith.api import convert, open_bundle, prepare
 from mnnsmith.errors import BundleError
 from mnnsmith.graph.weights import MatrixSlot
 from mnnsmith.sources.checkpoint import Checkpoint, read_whole
-from mnnsmith.verify.stored import stored_checkpoint
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
 from peaky import CASES, MIXTURES, make_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.reference]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mnnsmith.conversion.convert import convert
-from mnnsmith.verify.dialogues import DIALOGUES
+from mnnsmith.verify.checks.template import check_template
 from mnnsmith.verify.results import Finding, Outcome, TextFigures
-from mnnsmith.verify.template import check_template
+from mnnsmith.verify.texts.dialogues import DIALOGUES
 from text_samples import template_source
 from verify_samples import RECIPE, change_json, change_mtok, context, edit_json, write_model
 

@@ -11,7 +11,7 @@ import pytest
 
 from mnnsmith.errors import UsageError
 from mnnsmith.text.tokenizer import TextTokenizer
-from mnnsmith.verify.texts import (
+from mnnsmith.verify.texts.windows import (
     BLOCK_TOKENS,
     MAX_TOKENS,
     Section,

@@ -13,11 +13,11 @@ import pytest
 import tokenizer_samples
 from mnnsmith.conversion.convert import convert
 from mnnsmith.errors import BundleError, UnsupportedError, UsageError
+from mnnsmith.verify.checks.template import check_template
+from mnnsmith.verify.checks.token_files import compare_files, truth
+from mnnsmith.verify.checks.tokens import check_tokens
+from mnnsmith.verify.references.torch_model import load_tokenizer
 from mnnsmith.verify.results import Finding, Outcome, TextFigures
-from mnnsmith.verify.template import check_template
-from mnnsmith.verify.token_files import compare_files, truth
-from mnnsmith.verify.tokens import check_tokens
-from mnnsmith.verify.torch_model import load_tokenizer
 from text_samples import byte_level_json, template_source
 from verify_samples import (
     RECIPE,

@@ -25,10 +25,10 @@ from mnnsmith.errors import (
     UnsupportedError,
     UsageError,
 )
-from mnnsmith.verify import transformers_reference
-from mnnsmith.verify.probe import Probe, readable
-from mnnsmith.verify.stored import stored_checkpoint
-from mnnsmith.verify.transformers_reference import open_transformers
+from mnnsmith.verify.checks.probe import Probe, readable
+from mnnsmith.verify.references import transformers_reference
+from mnnsmith.verify.references.transformers_reference import open_transformers
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
 from peaky import CASES, MIXTURES, load_reference, make_checkpoint
 from routing_probe import routing_is_decisive
 from test_deepseek_checkpoints import to_fp8

@@ -19,12 +19,12 @@ from mnnsmith import api
 from mnnsmith.api import Engine, convert, open_bundle, prepare
 from mnnsmith.errors import SourceError
 from mnnsmith.models import siglip
+from mnnsmith.verify.checks.vision import MAX_KL, check_vision
 from mnnsmith.verify.context import Context
-from mnnsmith.verify.onnx_reference import open_onnx
+from mnnsmith.verify.references.onnx_reference import open_onnx
+from mnnsmith.verify.references.transformers_reference import open_transformers
 from mnnsmith.verify.results import Finding, Outcome, VisionFigures
-from mnnsmith.verify.stored import stored_checkpoint
-from mnnsmith.verify.transformers_reference import open_transformers
-from mnnsmith.verify.vision import MAX_KL, check_vision
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
 from mnnsmith.vision import processor, prompt
 from picture_samples import photo
 from smolvlm_checkpoint import write_small
@@ -161,7 +161,7 @@ def tiles_by_column(patch: pytest.MonkeyPatch) -> None:
         order[:2] = [1, 0]
         return replace(picture, tiles=picture.tiles[order])
 
-    patch.setattr("mnnsmith.verify.pictures.cut", cut)
+    patch.setattr("mnnsmith.verify.texts.pictures.cut", cut)
 
 
 def rows_for_columns(patch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ import pytest
 from mnnsmith import api
 from mnnsmith.api import convert, open_bundle, prepare
 from mnnsmith.text.tokenizer import TextTokenizer
+from mnnsmith.verify.checks.template import check_template
 from mnnsmith.verify.context import Context
-from mnnsmith.verify.exact_prompts import decisive_prompts
-from mnnsmith.verify.onnx_reference import open_onnx
-from mnnsmith.verify.stored import stored_checkpoint
-from mnnsmith.verify.template import check_template
-from mnnsmith.verify.transformers_reference import open_transformers
+from mnnsmith.verify.references.onnx_reference import open_onnx
+from mnnsmith.verify.references.transformers_reference import open_transformers
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
+from mnnsmith.verify.texts.exact_prompts import decisive_prompts
 from smolvlm_checkpoint import IMAGE_ID, write_small
 
 pytestmark = [pytest.mark.engine, pytest.mark.reference]

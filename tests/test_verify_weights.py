@@ -20,12 +20,12 @@ from mnnsmith.graph.weights import VectorSlot
 from mnnsmith.mnn.weight_records import BlockEncoding, VectorRecord, pack_codes, pack_scales
 from mnnsmith.quant.round_to_nearest import round_to_nearest
 from mnnsmith.sources.checkpoint import read_whole
-from mnnsmith.verify import stored_weights
+from mnnsmith.verify.checks.weights import check_weights
 from mnnsmith.verify.context import Context
+from mnnsmith.verify.references.transformers_reference import open_transformers
 from mnnsmith.verify.results import Finding, Outcome, WeightFigures
-from mnnsmith.verify.stored import stored_checkpoint
-from mnnsmith.verify.transformers_reference import open_transformers
-from mnnsmith.verify.weights import check_weights
+from mnnsmith.verify.stored import weights as stored_weights
+from mnnsmith.verify.stored.checkpoint import stored_checkpoint
 from peaky import CASES, MIXTURES, make_checkpoint
 from test_keep_exact import SCHEMES
 

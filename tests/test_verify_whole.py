@@ -11,8 +11,8 @@ import pytest
 from mnnsmith import api
 from mnnsmith.conversion.convert import convert
 from mnnsmith.errors import UsageError
-from mnnsmith.verify import references
 from mnnsmith.verify.gates import Thresholds
+from mnnsmith.verify.references import shared as references
 from mnnsmith.verify.results import CHECKS, Verification
 from text_samples import template_source
 from verify_samples import RECIPE, write_model

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 from mnnsmith.sources.gguf_pretokenizers import PRE_TOKENIZERS
-from mnnsmith.verify.corpus import corpus_strings
+from mnnsmith.verify.texts.corpus import corpus_strings
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (

@@ -15,7 +15,7 @@ import numpy as np
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.verify.context import Context, Level
-from mnnsmith.verify.reference import ReferenceRun
+from mnnsmith.verify.references.reference import ReferenceRun
 from tiny_checkpoint import VOCAB, write_tokenizer
 
 Fault = Callable[[np.ndarray, np.ndarray, "StandInEngine"], np.ndarray]

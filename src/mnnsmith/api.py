@@ -14,9 +14,9 @@ from mnnsmith.onnx_models.convert import ConvertedModule, convert_onnx
 from mnnsmith.onnx_models.layers import LayerComparison, TensorComparison, compare_layers
 from mnnsmith.onnx_models.profile import ProfiledModule, profile_module
 from mnnsmith.report.page import report_page
-from mnnsmith.verify.record import recorded_verification
+from mnnsmith.verify.output.record import recorded_verification
+from mnnsmith.verify.output.results_json import read_verification
 from mnnsmith.verify.results import Verification
-from mnnsmith.verify.results_json import read_verification
 from mnnsmith.verify.verify import verify
 
 __all__ = [

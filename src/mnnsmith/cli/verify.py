@@ -167,7 +167,7 @@ def verify(
         )
     _write(result, outputs)
     if json_file == _STDOUT:
-        from mnnsmith.verify.results_json import to_json
+        from mnnsmith.verify.output.results_json import to_json
 
         say(to_json(result).rstrip("\n"))
     else:
@@ -212,7 +212,7 @@ def _outputs(
 
 def _write(result: Verification, outputs: dict[str, Path]) -> None:
     from mnnsmith.files import replace_text
-    from mnnsmith.verify import junit, markdown, results_json
+    from mnnsmith.verify.output import junit, markdown, results_json
 
     writers = {"json": results_json.to_json, "markdown": markdown.render, "junit": junit.render}
     for kind, path in outputs.items():
@@ -251,7 +251,7 @@ def _show(result: Verification) -> None:
 
 
 def _figures(result: Verification) -> list[tuple[str, str]]:
-    from mnnsmith.verify.figure_text import statistical_rows, vision_rows
+    from mnnsmith.verify.output.figure_text import statistical_rows, vision_rows
 
     statistical, vision = result.figures.statistical, result.figures.vision
     rows = [] if statistical is None else statistical_rows(statistical)

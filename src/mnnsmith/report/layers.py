@@ -8,7 +8,7 @@ from dataclasses import replace
 from mnnsmith.report.chart import Line, line_chart
 from mnnsmith.report.markup import figure, legend, table, tag, text
 from mnnsmith.report.sections import bundle_name, series
-from mnnsmith.verify.figure_text import number, vision_rows
+from mnnsmith.verify.output.figure_text import number, vision_rows
 from mnnsmith.verify.results import LayerFigures, ValueDifference, Verification, VisionFigures
 
 _KINDS = ("residual", "attention", "mlp")

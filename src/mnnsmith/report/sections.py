@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mnnsmith.report.chart import Line, histogram, line_chart, shares
 from mnnsmith.report.markup import figure, legend, table, tag, text
 from mnnsmith.report.style import SERIES
-from mnnsmith.verify.figure_text import number, percent, statistical_rows
+from mnnsmith.verify.output.figure_text import number, percent, statistical_rows
 from mnnsmith.verify.results import (
     Finding,
     StatisticalFigures,

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
 from mnnsmith.engine import Engine
-from mnnsmith.verify.reference import Reference
+from mnnsmith.verify.references.reference import Reference
 
 # How much is compared: "quick" answers within a minute for a small model, "full" within ten.
 Level: TypeAlias = Literal["quick", "full"]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mnnsmith.errors import UsageError
-from mnnsmith.verify.intervals import standard_error, t_quantile
+from mnnsmith.verify.measure.intervals import standard_error, t_quantile
 from mnnsmith.verify.results import Gate, Interval, StatisticalFigures, Subject, Verification
 
 # Of the one-sided test for a regression: one alarm in twenty is false.

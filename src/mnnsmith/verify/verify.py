@@ -17,16 +17,22 @@ from mnnsmith.engine.machine import MAX_THREADS
 from mnnsmith.errors import MissingResourceError, MnnsmithError, UsageError
 from mnnsmith.inspection.check import check
 from mnnsmith.mnn.graph_json import ENGINE_VERSION
+from mnnsmith.verify.checks.exact import check_exact
+from mnnsmith.verify.checks.layers import check_layers
+from mnnsmith.verify.checks.ranges import check_ranges
+from mnnsmith.verify.checks.statistical import check_statistical
+from mnnsmith.verify.checks.template import check_template
+from mnnsmith.verify.checks.tokens import check_tokens
+from mnnsmith.verify.checks.vision import check_vision
+from mnnsmith.verify.checks.weights import check_weights
 from mnnsmith.verify.context import Context, Level, Weights
-from mnnsmith.verify.exact import check_exact
 from mnnsmith.verify.gates import Thresholds, judge, require_same_model
-from mnnsmith.verify.layers import check_layers
-from mnnsmith.verify.memory import lacking_memory
 from mnnsmith.verify.original import WITHOUT_ORIGINAL, open_original
-from mnnsmith.verify.ranges import check_ranges
-from mnnsmith.verify.record import record
-from mnnsmith.verify.reference import Reference
-from mnnsmith.verify.references import HINT, Chosen, References, choose_reference
+from mnnsmith.verify.output.record import record
+from mnnsmith.verify.output.results_json import non_finite
+from mnnsmith.verify.references.memory import lacking_memory
+from mnnsmith.verify.references.reference import Reference
+from mnnsmith.verify.references.shared import HINT, Chosen, References, choose_reference
 from mnnsmith.verify.results import (
     CHECKS,
     FORMAT,
@@ -38,13 +44,7 @@ from mnnsmith.verify.results import (
     Subject,
     Verification,
 )
-from mnnsmith.verify.results_json import non_finite
-from mnnsmith.verify.statistical import check_statistical
-from mnnsmith.verify.template import check_template
-from mnnsmith.verify.tokens import check_tokens
-from mnnsmith.verify.user_text import read_user_texts
-from mnnsmith.verify.vision import check_vision
-from mnnsmith.verify.weights import check_weights
+from mnnsmith.verify.texts.user_text import read_user_texts
 from mnnsmith.version import __version__
 from mnnsmith.vision.load import load_picture
 

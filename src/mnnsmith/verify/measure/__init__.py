@@ -1,0 +1,1 @@
+"""How far one thing is from another: pure functions on arrays."""

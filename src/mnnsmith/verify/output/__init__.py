@@ -1,0 +1,1 @@
+"""Results as JSON, Markdown, JUnit XML, and in the bundle."""

@@ -1,0 +1,1 @@
+"""Other programs that compute the original, behind one protocol."""

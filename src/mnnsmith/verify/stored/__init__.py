@@ -1,0 +1,1 @@
+"""What a bundle stores, read back out of its own files."""

@@ -1,0 +1,1 @@
+"""What a verification feeds: texts, prompts, dialogues and pictures."""
