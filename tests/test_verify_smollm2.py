@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mnnsmith.engine import parse_device
 from mnnsmith.errors import MnnsmithError
 from mnnsmith.verify.results import CHECKS
 
+CACHE = os.environ.get("XDG_CACHE_HOME", "")
 pytestmark = [pytest.mark.engine, pytest.mark.reference, pytest.mark.slow]
 
 
@@ -26,7 +28,8 @@ def bundle(
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_every_check_passes(bundle: Path, smollm2_gguf: Path, level: str) -> None:
     found = api.verify(bundle, smollm2_gguf, level=level, threads=2)
-    assert [(c.name, c.status) for c in found.checks] == [(name, "passed") for name in CHECKS]
+    expected = [(name, "passed") for name in CHECKS if name != "vision"]
+    assert [(c.name, c.status) for c in found.checks] == expected
     assert found.passed, found.gates
     layers = found.figures.layers
     assert layers is not None and len(layers.exact) == 90
@@ -35,7 +38,11 @@ def test_every_check_passes(bundle: Path, smollm2_gguf: Path, level: str) -> Non
 
 
 @pytest.mark.parametrize("bundle", ["w4g32-head8"], indirect=True)
-def test_it_passes_on_an_emulated_phone(bundle: Path, smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_it_passes_on_an_emulated_phone(
+    bundle: Path, smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The user's cache, where the device lies.
+    monkeypatch.setenv("XDG_CACHE_HOME", CACHE)
     device = "arm64:cortex-a76"
     try:
         parse_device(device).launch()
