@@ -22,7 +22,7 @@ from mnnsmith.engine.converter import mnn_to_graph_json
 from mnnsmith.errors import BundleError, EngineError, MissingResourceError, UsageError
 from mnnsmith.graph.graph import Graph
 from mnnsmith.mnn.net_extension import extend_net, tensor_names
-from mnnsmith.verify import probe as probe_module
+from mnnsmith.verify.checks import probe as probe_module
 from mnnsmith.verify.checks.probe import Probe, readable
 from peaky import CASES, MIXTURES, make_checkpoint
 
