@@ -27,6 +27,8 @@ PAGES: dict[str, dict[str, tuple[list[str], tuple[str, ...]]]] = {
         "speed": ([], ("upstream", "upstream-python", "llamacpp-python")),
         "quality": ([], ()),
         "deepseek_scale": (["--repeats", "1"], ()),
+        "verify_speed": ([], ()),
+        "verify_memory": (["--repeats", "1", "--clean"], ()),
     },
     "vision.md": {"vision": ([], ())},
     "deepseek.md": {"mla_forms": (["--repeats", "3"], ()), "phone_table": ([], ())},
