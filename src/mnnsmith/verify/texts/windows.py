@@ -92,7 +92,7 @@ class Windows:
 
 def shipped_sections() -> tuple[Section, ...]:
     """The texts that come with this package, by name."""
-    folder = resources.files("mnnsmith.verify") / FOLDER
+    folder = resources.files("mnnsmith.verify.texts") / FOLDER
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return tuple(
         Section(file.name.removesuffix(".txt"), file.read_text(encoding="utf-8"))
