@@ -12,7 +12,7 @@ import pytest
 
 from mnnsmith.api import prepare
 from mnnsmith.errors import MissingResourceError
-from mnnsmith.verify.references import onnx_reference
+from mnnsmith.verify.references import onnx_reference, onnx_session
 from peaky import CASES, make_checkpoint
 
 pytestmark = [pytest.mark.reference]
@@ -27,7 +27,7 @@ def test_no_room_for_the_references_model(
 
     make_checkpoint(CASES["llama"], tmp_path)
     ready = prepare(tmp_path, recipe="fp16")
-    monkeypatch.setattr(onnx_reference, name, full)
+    monkeypatch.setattr(onnx_session, name, full)
     with (
         pytest.raises(MissingResourceError, match="No space left on device") as found,
         onnx_reference.open_onnx(ready.checkpoint, ready.model, threads=1) as reference,

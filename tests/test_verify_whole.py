@@ -37,7 +37,8 @@ def test_a_right_bundle_passes_every_check_and_saves_its_reference(
     model, bundle = made
     saved = tmp_path / "model.ref"
     first = api.verify(bundle, model, save_reference=saved, threads=1)
-    assert failures(first) == [] and [c.name for c in first.checks] == list(CHECKS)
+    assert failures(first) == []
+    assert [c.name for c in first.checks] == [name for name in CHECKS if name != "vision"]
     assert first.figures.statistical is not None and first.figures.exact is not None
     assert first.figures.statistical.reference.startswith("transformers")
     # Another recipe against the same run, where nothing is installed that could compute it.
