@@ -286,3 +286,9 @@ def test_faults_of_a_bundle_are_found(fault: str, llama: Path, tmp_path: Path) -
     first = outcome.findings[0]
     assert first.severity == "error" and first.where.startswith("prompt")
     assert first.hint is not None and hint in first.hint
+
+
+def test_far_positions_may_differ_as_much_as_rounded_angles_make_them() -> None:
+    from mnnsmith.verify.checks.exact import MAX_FAR_KL, MAX_KL, _allowed_kl
+
+    assert _allowed_kl(4094, 4098).tolist() == [MAX_KL, MAX_KL, MAX_FAR_KL, MAX_FAR_KL]
