@@ -66,7 +66,7 @@ class _Result:
 def check_exact(context: Context) -> Outcome[ExactFigures]:
     """Compare logits at every position of several prompts, fed in all ways.
 
-    Fails where a difference exceeds `MAX_ERROR` or `MAX_KL` (far on `MAX_FAR_KL`), and says at which
+    Fails where a difference exceeds `MAX_ERROR` or `MAX_KL` (far on `MAX_FAR_KL`); says at which
     position of which case it begins, and what that points to.  Prompts on which a router is near a
     tie are not used; if there are no others, a warning says so.
     """
