@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -21,12 +22,14 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 class OpenReference(Protocol):
-    """Gives a reference with these weights, which the caller closes.
+    """Gives a reference with these weights, for a `with` block.
 
     computes: it must take any ids, and give values; else it may be one that was saved.
     """
 
-    def __call__(self, weights: Weights, *, computes: bool = False) -> Reference: ...
+    def __call__(
+        self, weights: Weights, *, computes: bool = False
+    ) -> AbstractContextManager[Reference]: ...
 
 
 def no_progress(done: int, total: int) -> None:

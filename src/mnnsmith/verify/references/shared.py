@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from mnnsmith.bundle import Bundle
 from mnnsmith.conversion.prepare import Prepared
@@ -19,7 +17,7 @@ from mnnsmith.errors import MissingResourceError, UsageError
 from mnnsmith.files import output_file, user_path
 from mnnsmith.verify.context import Weights
 from mnnsmith.verify.references.onnx_reference import open_onnx
-from mnnsmith.verify.references.reference import F32, IDS, PictureReference, Reference, ReferenceRun
+from mnnsmith.verify.references.reference import Reference
 from mnnsmith.verify.references.saved_reference import (
     RecordingReference,
     SavedReference,
@@ -108,8 +106,9 @@ class References:
         self._users: dict[_Kind, int] = {}
         self._recording: RecordingReference | None = None
 
-    def __call__(self, weights: Weights, *, computes: bool = False) -> Reference:
-        """A reference; when it is closed, the next user finds it as it is.
+    @contextmanager
+    def __call__(self, weights: Weights, *, computes: bool = False) -> Iterator[Reference]:
+        """Lend a reference: when its user is done, the next one finds it as it is.
 
         computes: not one out of a file.  Only what is run without it is recorded.
         """
@@ -124,7 +123,10 @@ class References:
         if kind == "original" and not computes and self._chosen.save_as is not None:
             self._recording = self._recording or RecordingReference(reference)
             reference = self._recording
-        return _Lease(reference, lambda: self._release(kind))
+        try:
+            yield reference
+        finally:
+            self._release(kind)
 
     def save(self) -> None:
         """Write what the original's reference ran, if that was asked for."""
@@ -172,46 +174,3 @@ class References:
         recorded = kind == "original" and self._recording is not None
         if not (self._users[kind] or self._keep or recorded):
             self._open.pop(kind).__exit__(None, None, None)
-
-
-class _Lease:
-    """A reference that is given back, not closed, when its user is done."""
-
-    def __init__(self, reference: Reference, release: Callable[[], None]) -> None:
-        self._reference = reference
-        self._release = release
-
-    @property
-    def name(self) -> str:
-        return self._reference.name
-
-    @property
-    def pictures(self) -> PictureReference | None:
-        return self._reference.pictures
-
-    @property
-    def computes(self) -> bool:
-        return self._reference.computes
-
-    def available(self) -> Collection[str]:
-        return self._reference.available()
-
-    def run(self, ids: IDS, values: Sequence[str] = ()) -> ReferenceRun:
-        return self._reference.run(ids, values)
-
-    def decisive(self, ids: IDS) -> npt.NDArray[np.bool_]:
-        return self._reference.decisive(ids)
-
-    def logits(self, hidden: F32) -> F32:
-        return self._reference.logits(hidden)
-
-    def __enter__(self) -> Reference:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._release()
