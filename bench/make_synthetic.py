@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from common import WORK
+from common import WORK, note
 from make_smollm2 import safetensors_head
 
 SHARD_BYTES = 2 << 30
@@ -167,6 +169,19 @@ def _byte_tokenizer() -> dict[str, object]:
 
 def _write_json(path: Path, data: dict[str, object]) -> None:
     path.write_text(json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def made_apart(work: Path, size: str) -> Path:
+    """The checkpoint of `size`, made by a process of its own, whose memory is no floor of what is
+    measured."""
+    folder = work / f"synthetic-{size}b"
+    note(f"making {folder.name}")
+    subprocess.run(
+        [sys.executable, Path(__file__), "--work", work, "--size", size],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return folder
 
 
 if __name__ == "__main__":

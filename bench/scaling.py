@@ -7,12 +7,9 @@ beyond its own bytes shows in the columns per billion parameters.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from common import (
-    BENCH,
     Measured,
     Spread,
     finish,
@@ -25,7 +22,7 @@ from common import (
     table,
 )
 from convert_speed import RECIPE, ours_command
-from make_synthetic import SHAPES
+from make_synthetic import SHAPES, made_apart
 
 
 def main() -> None:
@@ -36,15 +33,7 @@ def main() -> None:
     facts = provenance(chosen.repeats, recipe=RECIPE)
     results = {}
     for size in chosen.sizes:
-        folder = chosen.work / f"synthetic-{size}b"
-        note(f"making {folder.name}")
-        # In a process of its own, whose memory is no floor of what is measured.
-        script = BENCH / "make_synthetic.py"
-        subprocess.run(
-            [sys.executable, script, "--work", chosen.work, "--size", size],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        folder = made_apart(chosen.work, size)
         runs = [_convert(folder, chosen.work, size, i) for i in range(chosen.repeats)]
         results[size] = runs
         if chosen.clean:

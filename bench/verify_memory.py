@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from common import (
-    BENCH,
     Measured,
     finish,
     measure,
@@ -25,7 +23,7 @@ from common import (
     table,
 )
 from make_smollm2 import make_smollm2
-from make_synthetic import SHAPES
+from make_synthetic import SHAPES, made_apart
 
 
 def main() -> None:
@@ -40,15 +38,7 @@ def main() -> None:
     _, smollm2 = make_smollm2(chosen.work, chosen.wheel)
     results = {f"SmolLM2-135M, {way}": _runs(smollm2, way, chosen) for way in ("whole", "streamed")}
     for size in chosen.sizes:
-        folder = chosen.work / f"synthetic-{size}b"
-        note(f"making {folder.name}")
-        # In a process of its own, whose memory is no floor of what is measured.
-        script = BENCH / "make_synthetic.py"
-        subprocess.run(
-            [sys.executable, script, "--work", chosen.work, "--size", size],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        folder = made_apart(chosen.work, size)
         results[f"llama, {size} billion, streamed"] = _runs(folder, "streamed", chosen)
         if chosen.clean:
             shutil.rmtree(folder)
